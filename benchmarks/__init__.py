@@ -1,0 +1,1 @@
+"""Benchmarks: task sets with their verification."""

@@ -1,0 +1,1 @@
+"""Training environments that ship with the library."""

@@ -1,0 +1,107 @@
+"""The seams between the agent loop and model clients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+from hermes_rl.types import Completion, JSONObject, Message, TokenSequence
+
+__all__ = ["ChatModel", "ModelSession", "Renderer", "Sampling"]
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class Sampling:
+    """How to sample; None = the server's default, except where said.
+
+    Attributes:
+        temperature: 0 = greedy.
+        top_p: Nucleus mass.
+        max_tokens_per_turn: Cap on one completion.
+        max_token_length: Budget of the whole sequence in tokens, prompt included; None = the
+            model's context.
+        extra_body: Extra request fields, sent as they are (phase 1 only).
+    """
+
+    temperature: float = 1.0
+    top_p: float | None = None
+    max_tokens_per_turn: int | None = None
+    max_token_length: int | None = None
+    extra_body: Mapping[str, Any] = field(default_factory=dict)
+
+
+class ModelSession(Protocol):
+    """One rollout's conversation with a model."""
+
+    @property
+    def sequences(self) -> Sequence[TokenSequence]:
+        """Exact token sequences so far; empty for clients that have none."""
+        ...
+
+    async def complete(self, messages: Sequence[Message]) -> Completion:
+        """Sample the next assistant turn.
+
+        A limit (sequence budget, context, content filter) is ``Completion.stop``, no exception.
+
+        Raises:
+            ModelError: See :mod:`hermes_rl.errors`; retries are already spent.
+        """
+        ...
+
+
+@runtime_checkable
+class ChatModel(Protocol):
+    """A model behind some endpoint; shared by all rollouts of a run."""
+
+    @property
+    def name(self) -> str:
+        """Model name for reports."""
+        ...
+
+    @property
+    def context_tokens(self) -> int | None:
+        """Context window in tokens, None if unknown."""
+        ...
+
+    def session(
+        self,
+        *,
+        tools: Sequence[JSONObject],
+        sampling: Sampling,
+        seed: int | None = None,
+    ) -> AbstractAsyncContextManager[ModelSession]:
+        """Open the conversation of one rollout.
+
+        Args:
+            tools: Tool schemas in OpenAI form.
+            sampling: How to sample.
+            seed: Makes the rollout reproducible where the server can.
+        """
+        ...
+
+
+class Renderer(Protocol):
+    """Turns messages into exactly the token ids a model expects (token-exact clients)."""
+
+    def start(self, messages: Sequence[Message], tools: Sequence[JSONObject]) -> list[int]:
+        """Return the ids of the whole opening prompt, up to where the assistant speaks."""
+        ...
+
+    def extend(self, turn: Sequence[int], new_messages: Sequence[Message]) -> list[int] | None:
+        """Return the ids to append after a sampled turn so that ``new_messages`` are shown.
+
+        Args:
+            turn: Ids sampled in the finished turn, its end token included if one was sampled.
+            new_messages: Messages after the assistant turn (tool results, user messages).
+
+        Returns:
+            Ids that follow directly, or None if this template cannot be extended: the caller
+            renders afresh with :meth:`start` and counts a fork.
+        """
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of sampled ids, special tokens included."""
+        ...

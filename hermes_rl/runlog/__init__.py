@@ -1,0 +1,1 @@
+"""The append-only run directory: writer, reader, resume, exports, report."""

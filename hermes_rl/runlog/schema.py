@@ -1,0 +1,88 @@
+"""The records of a run directory, versioned.
+
+::
+
+    RUN_DIR/
+      config.json          resolved configuration, secrets removed
+      results.jsonl        line 1 the header; then one record per finished rollout, append-only
+      transcripts/<task>/<attempt>.json   the conversation, one file per rollout
+      metrics.json         the summary, in Atropos' layout plus ours
+      samples.jsonl        in Atropos' layout
+
+A torn last line (power loss, kill) is tolerated by every reader. A rollout that was cut short by
+a signal writes nothing: it is simply missing, and ``--resume`` runs it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+__all__ = ["SCHEMA_VERSION", "FailureRecord", "RolloutRecord", "RunHeader"]
+
+SCHEMA_VERSION = 1
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class RunHeader(_Record):
+    """First line of ``results.jsonl``."""
+
+    kind: Literal["header"] = "header"
+    schema_version: int = SCHEMA_VERSION
+    run_id: str
+    created_at: str
+    """UTC, ISO 8601."""
+    engine_version: str
+    task_set: str
+    task_set_version: str | None = None
+    models: list[str]
+    attempts: int
+    task_ids: list[str]
+    """Every task planned, in order."""
+    task_digests: dict[str, str] = Field(default_factory=dict)
+    """Content digest per task, where the task set gives one."""
+    tools: list[str]
+    """Resolved tool names."""
+    score_config: dict[str, Any]
+    """Fields that affect scores, by dotted name (``env.max_agent_turns``)."""
+
+
+class FailureRecord(_Record):
+    """See :class:`hermes_rl.rollout.RolloutFailure`."""
+
+    kind: str
+    message: str
+    phase: str
+    attempts: int = 1
+
+
+class RolloutRecord(_Record):
+    """One finished, errored or skipped rollout."""
+
+    kind: Literal["rollout"] = "rollout"
+    task_id: str
+    attempt: int
+    status: Literal["finished", "errored", "skipped"]
+    reward: float | None = None
+    passed: bool = False
+    flags: list[str] = Field(default_factory=list)
+    evidence: dict[str, Any] = Field(default_factory=dict)
+    stop_reason: str | None = None
+    turns: int = 0
+    tool_calls: int = 0
+    tool_errors: int = 0
+    usage: dict[str, float] = Field(default_factory=dict)
+    timings: dict[str, float] = Field(default_factory=dict)
+    """Seconds: queued, setup, agent, reward, teardown, model, tool, waiting."""
+    counters: dict[str, int] = Field(default_factory=dict)
+    failure: FailureRecord | None = None
+    metadata: dict[str, Any] = Field(default_factory=dict)
+    transcript: str | None = None
+    """Path of the transcript relative to the run directory."""
+    missing_protections: list[str] = Field(default_factory=list)
+    finished_at: str
+    """UTC, ISO 8601."""

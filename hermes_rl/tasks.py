@@ -1,0 +1,177 @@
+"""Tasks and task sets: what an agent is asked to do and how the result is scored.
+
+A set of tasks is written once, here, at the level of the engine: nothing in this module knows
+Atropos. ``evaluate`` needs nothing else. Task sets are found by name through the entry-point
+group ``hermes_rl.tasks`` (a class or a callable without required arguments).
+
+The smallest useful task set::
+
+    @dataclass
+    class Greeting:
+        id: str = "greeting"
+        prompt: str = "Write 'hello' to ~/hello.txt"
+
+        async def reward(self, result, ctx):
+            seen = await ctx.read_file("~/hello.txt")
+            return 1.0 if seen.get("content", "").strip() == "hello" else 0.0
+
+    class Greetings:
+        name = "greetings"
+
+        async def load(self):
+            return [Greeting()]
+
+Optional attributes of a task and their defaults are read through :func:`describe`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from hermes_rl.errors import TaskError
+from hermes_rl.sandbox import SandboxSpec
+from hermes_rl.types import AgentResult, Message, Reward
+
+if TYPE_CHECKING:
+    from hermes_rl.context import ToolContext
+
+__all__ = [
+    "Deadlines",
+    "Solution",
+    "Task",
+    "TaskDescription",
+    "TaskSet",
+    "describe",
+    "normalise_reward",
+]
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class Deadlines:
+    """Wall-clock limits of one rollout in seconds; None = the configuration's."""
+
+    setup_s: float | None = None
+    agent_s: float | None = None
+    reward_s: float | None = None
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class Solution:
+    """A task's own solution, run by the ``oracle`` model.
+
+    Attributes:
+        command: Shell command that solves the task.
+        files: Directory whose contents are uploaded to ``/solution`` first.
+        env: Extra environment of the command.
+    """
+
+    command: str
+    files: Path | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+class Task(Protocol):
+    """One thing to do. ``id`` and ``prompt`` may be plain attributes or properties."""
+
+    @property
+    def id(self) -> str:
+        """Unique within the task set; stable between runs."""
+        ...
+
+    @property
+    def prompt(self) -> str | Sequence[Message]:
+        """The user message, or the opening messages."""
+        ...
+
+    async def reward(self, result: AgentResult, ctx: ToolContext) -> float | Reward:
+        """Score the result in the agent's own sandbox.
+
+        Raises:
+            RewardError: Scoring itself failed; the rollout is errored.
+        """
+        ...
+
+
+class TaskSet(Protocol):
+    """A named collection of tasks."""
+
+    @property
+    def name(self) -> str:
+        """Registered name."""
+        ...
+
+    async def load(self) -> Sequence[Task]:
+        """Load all tasks, off the event loop where that takes time.
+
+        Raises:
+            TaskError: A task is malformed; names it.
+        """
+        ...
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class TaskDescription:
+    """A task's attributes with the defaults of those it does not have.
+
+    Attributes:
+        id: Unique name.
+        messages: Opening messages without the system prompt.
+        sandbox: Its sandbox.
+        deadlines: Its own limits.
+        metadata: JSON-able facts: category, difficulty, digest ...
+        solution: For the oracle, None if it has none.
+        agent_user: User of the agent's commands, None = the sandbox's.
+    """
+
+    id: str
+    messages: tuple[Message, ...]
+    sandbox: SandboxSpec
+    deadlines: Deadlines
+    metadata: Mapping[str, Any]
+    solution: Solution | None
+    agent_user: str | None
+
+
+def describe(task: Task) -> TaskDescription:
+    """Read a task's required and optional attributes.
+
+    Optional ones: ``sandbox`` (:class:`SandboxSpec`), ``deadlines``, ``metadata``, ``solution``,
+    ``agent_user``.
+
+    Raises:
+        TaskError: ``id`` or ``prompt`` is empty or of the wrong type.
+    """
+    prompt = task.prompt
+    if not task.id or not isinstance(task.id, str):
+        raise TaskError(f"{task!r} needs an 'id': a non-empty string, unique in its task set.")
+    if not prompt:
+        raise TaskError(f"Task {task.id!r} has no prompt.")
+    messages: tuple[Message, ...] = (
+        ({"role": "user", "content": prompt},) if isinstance(prompt, str) else tuple(prompt)
+    )
+    return TaskDescription(
+        id=task.id,
+        messages=messages,
+        sandbox=getattr(task, "sandbox", None) or SandboxSpec(),
+        deadlines=getattr(task, "deadlines", None) or Deadlines(),
+        metadata=getattr(task, "metadata", None) or {},
+        solution=getattr(task, "solution", None),
+        agent_user=getattr(task, "agent_user", None),
+    )
+
+
+def normalise_reward(value: float | Reward, task_id: str) -> Reward:
+    """Return ``value`` as a finite :class:`Reward`.
+
+    Raises:
+        TaskError: It is no finite number.
+    """
+    reward = value if isinstance(value, Reward) else None
+    number = reward.value if reward else value
+    if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
+        raise TaskError(f"Task {task_id!r} returned {value!r} as its reward; give a finite number.")
+    return reward or Reward(float(number))

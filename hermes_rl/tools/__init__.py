@@ -1,0 +1,1 @@
+"""The Hermes terminal and file tools, natively async on a sandbox."""
