@@ -1,0 +1,40 @@
+"""Fixtures for all tests. A missing service skips here and fails in CI."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+
+import pytest
+
+TEST_IMAGE = "hermes-test:latest"
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["WANDB_MODE"] = "offline"
+
+
+def require(condition: bool, reason: str) -> None:
+    """Skip the calling test unless ``condition`` holds; fail in CI, where everything must be."""
+    if condition:
+        return
+    if os.environ.get("CI") == "true":
+        pytest.fail(f"CI must provide this: {reason}")
+    pytest.skip(reason)
+
+
+def _docker_image_present() -> bool:
+    if shutil.which("docker") is None:
+        return False
+    command = ["docker", "image", "inspect", TEST_IMAGE]
+    try:
+        return subprocess.run(command, capture_output=True, timeout=20, check=False).returncode == 0
+    except subprocess.TimeoutExpired:
+        return False
+
+
+@pytest.fixture(scope="session")
+def docker_image() -> str:
+    """Name of the test image; needs a running daemon."""
+    require(_docker_image_present(), f"needs dockerd and the image {TEST_IMAGE} (make image)")
+    return TEST_IMAGE
