@@ -32,6 +32,7 @@
     │   └── BackendUnavailable    daemon, service or binary not reachable        retryable
     ├── ToolFault                 a tool broke by our fault, not by the model's
     ├── RewardError               scoring failed; the rollout is errored, never a silent zero
+    ├── EngineClosed              the engine was closed while the work was wanted
     └── RunLogError               the run directory cannot be read or written
         └── ResumeMismatch        a field that affects scores differs from the recorded run
 
@@ -55,6 +56,7 @@ __all__ = [
     "ChannelLost",
     "ConfigError",
     "CreateError",
+    "EngineClosed",
     "FileError",
     "GoneCause",
     "HermesRLError",
@@ -343,6 +345,10 @@ class ToolFault(HermesRLError):
 
 class RewardError(HermesRLError):
     """Scoring failed; the rollout is errored."""
+
+
+class EngineClosed(HermesRLError):
+    """The engine was closed before or while this work ran, or was never entered."""
 
 
 class RunLogError(HermesRLError):

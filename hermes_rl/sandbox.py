@@ -98,6 +98,8 @@ class SandboxSpec:
         image: Image name. None with no ``dockerfile_dir`` = the backend's default.
         dockerfile_dir: Build context holding a ``Dockerfile``; built once per content.
         build_timeout_s: Wall clock for pull or build.
+        start_timeout_s: Wall clock from the backend's permit to start until the sandbox is up and
+            healthy, image work excluded. Waiting for the permit never counts.
         cpus: Cores; None = unlimited.
         memory_mb: MiB; None = the backend's default.
         pids: Process limit; None = the backend's default.
@@ -116,6 +118,7 @@ class SandboxSpec:
     image: str | None = None
     dockerfile_dir: Path | None = None
     build_timeout_s: float = 600.0
+    start_timeout_s: float = 600.0
     cpus: float | None = None
     memory_mb: int | None = None
     pids: int | None = None

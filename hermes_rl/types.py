@@ -140,7 +140,7 @@ class ToolCallParser(Protocol):
 class StopReason(enum.StrEnum):
     """Why an agent stopped.
 
-    Limits are not errors: the rollout is scored in every case but the last three.
+    Limits are not errors: the rollout counts as the model's in every case but the last four.
     """
 
     FINISHED = "finished"
@@ -158,6 +158,8 @@ class StopReason(enum.StrEnum):
     CONTENT_FILTER = "content_filter"
     SANDBOX_BROKEN = "sandbox_broken"
     """The agent itself broke its sandbox (out of memory, killed PID 1, full disk)."""
+    TOOL_FAULT = "tool_fault"
+    """A tool broke by our fault."""
     MODEL_ERROR = "model_error"
     SANDBOX_LOST = "sandbox_lost"
     CANCELLED = "cancelled"
@@ -304,7 +306,7 @@ class AgentResult:
         stop_reason: Why it ended.
         usage: Tokens and cost of all turns.
         timings: Seconds by kind.
-        error: Text of the failure behind MODEL_ERROR and SANDBOX_LOST.
+        error: Text of the failure behind SANDBOX_BROKEN, TOOL_FAULT, MODEL_ERROR, SANDBOX_LOST.
         counters: Named counts (calls, invalid calls by reason, forks ...).
     """
 
