@@ -1,0 +1,407 @@
+"""The agent loop: model and tools in turn, until the model stops or a limit is reached.
+
+One turn is one model call and the tool calls it asked for. The limits, in the order in which
+they are checked before every model call (the first that holds ends the rollout):
+
+1. ``max_turns``         model calls that produced a turn     -> MAX_TURNS
+2. ``deadline_s``        wall clock of the run                -> WALL_CLOCK
+3. ``max_token_length``  tokens of the sequence so far        -> TOKEN_LIMIT
+4. ``max_cost_usd``      cost of all turns                    -> COST_LIMIT
+
+After a turn was sampled, again in order:
+
+5. a limit the session met: CONTENT_FILTER and CONTEXT_LENGTH end at once; TOKEN_LIMIT ends after
+   the calls of the turn
+6. the turn's calls are run, also those of the last turn allowed
+7. ``max_invalid_calls`` turns in a row with malformed calls only -> INVALID_CALLS
+8. no call at all: cut by length -> TOKEN_LIMIT, else FINISHED
+
+The wall clock does not wait for a check: it also cuts off the model call or tool call in flight.
+What had been said and done is kept. Waiting for permits and retries is part of the wall clock and
+is reported in ``timings.waiting_s``. A limit of None is no limit.
+
+Malformed calls: one with a name is answered like a tool call (synthetic id, the reason as its
+result); those without a name are answered by one user message.
+
+Counters in ``AgentResult.counters``: ``tool_calls``, ``unknown_tools``, ``invalid_arguments``
+(no JSON object), ``invalid_structure`` and ``invalid_content`` (calls no parser could read),
+``interrupted_calls``, ``truncated_turns`` (cut by length), ``compactions``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+import anyio
+
+from hermes_rl.calls import CallRunner, count, failed, record_error, tool_message
+from hermes_rl.errors import (
+    ConfigError,
+    HermesRLError,
+    MissingExtra,
+    ModelError,
+    ModelProtocolError,
+    SandboxError,
+    SandboxGone,
+    ToolFault,
+)
+from hermes_rl.model.protocol import ChatModel, ModelSession, Sampling
+from hermes_rl.tools.protocol import Dispatcher
+from hermes_rl.types import (
+    AgentResult,
+    Completion,
+    InvalidCall,
+    JSONObject,
+    Message,
+    StopReason,
+    Timings,
+    ToolCall,
+    ToolResult,
+)
+
+__all__ = ["AgentLimits", "Clock", "Compact", "HermesAgentLoop", "SupportsChatCompletion"]
+
+Clock = Callable[[], float]
+"""Seconds, monotonic."""
+Compact = Callable[[list[Message]], list[Message]]
+"""Given what the model sees, returns what it shall see instead: the same list for no change, or a
+new one. The messages themselves must not be changed in place."""
+
+
+class SupportsChatCompletion(Protocol):
+    """Any object that answers ``chat_completion`` like OpenAI's API, e.g. an Atropos server."""
+
+    async def chat_completion(self, **kwargs: Any) -> Any:
+        """Return an OpenAI chat completion."""
+        ...
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class AgentLimits:
+    """What ends a rollout; None = no limit. The order of checks is in the module's docstring."""
+
+    max_turns: int = 30
+    deadline_s: float | None = None
+    max_token_length: int | None = None
+    max_cost_usd: float | None = None
+    max_invalid_calls: int = 3
+
+
+class HermesAgentLoop:
+    """Runs one agent: model and tools in turn. May be run again; one run at a time.
+
+    Args:
+        server: A :class:`~hermes_rl.model.ModelSession` (used as it is: sampling arguments were
+            given when it was opened), a :class:`~hermes_rl.model.ChatModel` (one session is
+            opened per run), or any object with ``chat_completion(**kwargs)``.
+        tool_schemas: Tools in OpenAI form, shown to the model.
+        valid_tool_names: Names it may call.
+        max_turns: Model calls.
+        task_id: Names the rollout to the tools of the legacy shim.
+        temperature: Sampling temperature.
+        max_tokens: Cap on one completion, in tokens.
+        extra_body: Extra request fields.
+        tools: Runs the calls; None = the legacy shim's tools.
+        deadline_s: Wall seconds for the whole run.
+        max_token_length: Budget of the sequence, in tokens.
+        max_cost_usd: Cost limit of the run.
+        max_invalid_calls: Turns in a row with malformed calls only.
+        parallel_tool_calls: Run neighbouring calls of read-only tools together.
+        compact: Called before each model call; a changed history is counted, and forks the
+            sequence of a token-exact session. The result keeps the whole conversation.
+        seed: Makes sampling reproducible where the server can.
+        clock: Seconds, monotonic.
+
+    Attributes:
+        result: Of the latest run, filled while it runs; also after a cancelled one.
+        failure: The error behind MODEL_ERROR, TOOL_FAULT, SANDBOX_LOST and SANDBOX_BROKEN.
+
+    Raises:
+        ConfigError: ``server`` is nothing that can be talked to, or a limit is below 1.
+        MissingExtra: There are tools but no dispatcher, and the legacy shim is not installed.
+    """
+
+    def __init__(
+        self,
+        server: ModelSession | ChatModel | SupportsChatCompletion,
+        tool_schemas: Sequence[JSONObject],
+        valid_tool_names: Collection[str],
+        max_turns: int = 30,
+        task_id: str | None = None,
+        temperature: float = 1.0,
+        max_tokens: int | None = None,
+        extra_body: Mapping[str, Any] | None = None,
+        *,
+        tools: Dispatcher | None = None,
+        deadline_s: float | None = None,
+        max_token_length: int | None = None,
+        max_cost_usd: float | None = None,
+        max_invalid_calls: int = 3,
+        parallel_tool_calls: bool = False,
+        compact: Compact | None = None,
+        seed: int | None = None,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        if max_turns < 1 or max_invalid_calls < 1:
+            raise ConfigError("max_turns and max_invalid_calls must be at least 1.")
+        self._session, self._model = _session_or_model(server)
+        self._schemas = tuple(tool_schemas)
+        self._sampling = Sampling(
+            temperature=temperature,
+            max_tokens_per_turn=max_tokens,
+            max_token_length=max_token_length,
+            extra_body=extra_body or {},
+        )
+        self._seed = seed
+        self._limits = AgentLimits(
+            max_turns=max_turns,
+            deadline_s=deadline_s,
+            max_token_length=max_token_length,
+            max_cost_usd=max_cost_usd,
+            max_invalid_calls=max_invalid_calls,
+        )
+        if tools is None and valid_tool_names:
+            tools = _legacy_tools(valid_tool_names, task_id)
+        self._calls = CallRunner(tools, valid_tool_names, parallel=parallel_tool_calls, clock=clock)
+        self._compact = compact
+        self._clock = clock
+        self.result: AgentResult | None = None
+        self.failure: HermesRLError | None = None
+
+    async def run(self, messages: list[Message]) -> AgentResult:
+        """Run to a stop. Appends to ``messages`` and returns the same list in the result.
+
+        Cancelling cuts off the call in flight, leaves ``self.result`` complete up to there
+        (``stop_reason`` CANCELLED) and raises as usual.
+
+        Raises:
+            ConfigError: The model cannot be used as configured.
+        """
+        self.failure = None
+        self.result = result = AgentResult(messages)
+        conversation = _Conversation(self._limits, self._calls, self._compact, self._clock, result)
+        reason: StopReason | None = None
+        try:
+            with anyio.move_on_after(self._limits.deadline_s):
+                async with self._open_session() as session:
+                    try:
+                        reason = await conversation.run(session)
+                    finally:
+                        _keep_sequences(session, result)
+            reason = reason or StopReason.WALL_CLOCK
+        except (ModelError, SandboxError, ToolFault) as error:
+            self.failure, result.error = error, str(error)
+            reason = _reason_of(error)
+        except anyio.get_cancelled_exc_class():
+            reason = StopReason.CANCELLED
+            raise
+        finally:
+            result.stop_reason = reason or StopReason.CANCELLED
+            result.finished_naturally = reason is StopReason.FINISHED
+        return result
+
+    @asynccontextmanager
+    async def _open_session(self) -> AsyncIterator[ModelSession]:
+        if self._session is not None:
+            yield self._session
+        elif self._model is not None:
+            async with self._model.session(
+                tools=self._schemas, sampling=self._sampling, seed=self._seed
+            ) as session:
+                yield session
+
+
+class _Conversation:
+    """One run of the loop: what was said so far, and what the model sees of it."""
+
+    def __init__(
+        self,
+        limits: AgentLimits,
+        calls: CallRunner,
+        compact: Compact | None,
+        clock: Clock,
+        result: AgentResult,
+    ) -> None:
+        self._limits = limits
+        self._calls = calls
+        self._compact = compact
+        self._clock = clock
+        self._result = result
+        self._started_at = clock()
+        self._shown = result.messages
+        self._sequence_tokens = 0
+        self._invalid_turns = 0
+
+    async def run(self, session: ModelSession) -> StopReason:
+        while True:
+            reason = self._limit_reached() or await self._turn(session)
+            if reason is not None:
+                return reason
+
+    def _limit_reached(self) -> StopReason | None:
+        limits, result = self._limits, self._result
+        if result.turns_used >= limits.max_turns:
+            return StopReason.MAX_TURNS
+        elapsed_s = self._clock() - self._started_at
+        if limits.deadline_s is not None and elapsed_s >= limits.deadline_s:
+            return StopReason.WALL_CLOCK
+        if limits.max_token_length is not None and self._sequence_tokens >= limits.max_token_length:
+            return StopReason.TOKEN_LIMIT
+        if limits.max_cost_usd is not None and result.usage.cost_usd >= limits.max_cost_usd:
+            return StopReason.COST_LIMIT
+        return None
+
+    async def _turn(self, session: ModelSession) -> StopReason | None:
+        """Run one turn; return why it was the last, or None."""
+        completion = await self._complete(session)
+        if completion.message is None:
+            if completion.stop is None:
+                raise ModelProtocolError("The model session returned neither a turn nor a stop.")
+            return completion.stop
+        named = self._take(completion)
+        if completion.stop not in (None, StopReason.TOKEN_LIMIT):
+            return completion.stop
+        malformed = await self._run_calls(completion, named)
+        if completion.stop is not None:
+            return completion.stop
+        asked = len(completion.tool_calls) + len(completion.invalid_calls)
+        if asked == 0:
+            was_cut = completion.finish_reason == "length"
+            return StopReason.TOKEN_LIMIT if was_cut else StopReason.FINISHED
+        self._invalid_turns = self._invalid_turns + 1 if malformed == asked else 0
+        if self._invalid_turns >= self._limits.max_invalid_calls:
+            return StopReason.INVALID_CALLS
+        return None
+
+    async def _complete(self, session: ModelSession) -> Completion:
+        if self._compact is not None:
+            shown = self._compact(self._shown)
+            if shown is not self._shown:
+                self._shown = shown
+                count(self._result, "compactions")
+        started_at, waiting_s = self._clock(), 0.0
+        try:
+            completion = await session.complete(self._shown)
+            waiting_s = completion.timings.waiting_s
+        finally:
+            model_s = max(0.0, self._clock() - started_at - waiting_s)
+            self._result.timings += Timings(model_s=model_s, waiting_s=waiting_s)
+        self._result.usage += completion.usage
+        self._sequence_tokens = completion.usage.prompt_tokens + completion.usage.completion_tokens
+        return completion
+
+    def _take(self, completion: Completion) -> list[tuple[ToolCall, InvalidCall]]:
+        """Append the assistant message; return the malformed calls that have a name."""
+        result = self._result
+        result.turns_used += 1
+        result.reasoning_per_turn.append(completion.reasoning)
+        if completion.finish_reason == "length":
+            count(result, "truncated_turns")
+        named = [
+            (
+                ToolCall(f"call_invalid_{result.turns_used}_{index}", invalid.name, invalid.raw),
+                invalid,
+            )
+            for index, invalid in enumerate(completion.invalid_calls)
+            if invalid.name
+        ]
+        message = cast(Message, completion.message)
+        if named:
+            calls = [*(message.get("tool_calls") or ()), *(call.to_openai() for call, _ in named)]
+            message = {**message, "tool_calls": calls}
+        self._append(message)
+        return named
+
+    async def _run_calls(
+        self, completion: Completion, named: Sequence[tuple[ToolCall, InvalidCall]]
+    ) -> int:
+        """Run the turn's calls and answer the malformed ones; return how many were malformed."""
+        result, malformed = self._result, len(completion.invalid_calls)
+        known = len(result.messages)
+        try:
+            if completion.tool_calls:
+                malformed += await self._calls.run(completion.tool_calls, result)
+        finally:
+            for call, invalid in named:
+                answer = failed(f"Malformed tool call: {invalid.reason}")
+                record_error(result, call, answer)
+                result.messages.append(tool_message(call, answer))
+            self._answer_nameless(completion.invalid_calls)
+            if self._shown is not result.messages:
+                self._shown += result.messages[known:]
+        return malformed
+
+    def _answer_nameless(self, invalid_calls: Sequence[InvalidCall]) -> None:
+        for invalid in invalid_calls:
+            count(self._result, f"invalid_{invalid.kind}")
+        nameless = [invalid for invalid in invalid_calls if not invalid.name]
+        if not nameless:
+            return
+        reasons = "\n".join(f"- {invalid.reason}" for invalid in nameless)
+        text = f"A tool call in your last message could not be read:\n{reasons}\nWrite it again."
+        for invalid in nameless:
+            record_error(
+                self._result, ToolCall("", "", invalid.raw), ToolResult(text, invalid.reason)
+            )
+        self._result.messages.append({"role": "user", "content": text})
+
+    def _append(self, message: Message) -> None:
+        self._result.messages.append(message)
+        if self._shown is not self._result.messages:
+            self._shown.append(message)
+
+
+def _reason_of(error: HermesRLError) -> StopReason:
+    if isinstance(error, ModelError):
+        return StopReason.MODEL_ERROR
+    if isinstance(error, ToolFault):
+        return StopReason.TOOL_FAULT
+    by_agent = isinstance(error, SandboxGone) and error.by_agent
+    return StopReason.SANDBOX_BROKEN if by_agent else StopReason.SANDBOX_LOST
+
+
+def _keep_sequences(session: ModelSession, result: AgentResult) -> None:
+    """Put the exact token sequences, if the session has any, where trainers look for them."""
+    if session.sequences:
+        result.managed_state = {
+            "nodes": [
+                {
+                    "tokens": sequence.tokens,
+                    "masked_tokens": sequence.masked_tokens,
+                    "logprobs": sequence.logprobs,
+                    "metadata": sequence.metadata,
+                }
+                for sequence in session.sequences
+            ]
+        }
+
+
+def _session_or_model(
+    server: ModelSession | ChatModel | SupportsChatCompletion,
+) -> tuple[ModelSession | None, ChatModel | None]:
+    """Return ``server`` as the one or the other; an unknown object goes through the adapter."""
+    if hasattr(server, "complete"):
+        return cast(ModelSession, server), None
+    if isinstance(server, ChatModel):
+        return None, server
+    if hasattr(server, "chat_completion"):
+        from hermes_rl.model.adapter import ChatCompletionModel
+
+        return None, ChatCompletionModel(server)
+    raise ConfigError(
+        f"{type(server).__name__} cannot be used as a server: give a ModelSession, a ChatModel, "
+        "or an object with an async method chat_completion(**kwargs)."
+    )
+
+
+def _legacy_tools(names: Collection[str], task_id: str | None) -> Dispatcher:
+    try:
+        legacy = importlib.import_module("hermes_rl.legacy")
+    except ImportError as error:
+        raise MissingExtra.of("HermesAgentLoop without tools=", "hermes") from error
+    return cast(Dispatcher, legacy.legacy_dispatcher(names, task_id))
