@@ -11,7 +11,7 @@
     │   ├── ModelRateLimited      HTTP 429 after every retry                     retryable
     │   ├── ModelTransient        5xx, connection, timeout after every retry     retryable
     │   ├── ModelRejected         HTTP 400: the request itself is wrong
-    │   ├── ModelUnauthorized     HTTP 401 or 403                                stops the run
+    │   ├── ModelUnauthorized     HTTP 401, 402, 403                             stops the run
     │   ├── ModelNotFound         HTTP 404                                       stops the run
     │   └── ModelProtocolError    an answer that is not a completion             retryable
     ├── SandboxError              an environment could not do its work
@@ -142,11 +142,15 @@ class ModelError(HermesRLError):
 
     Attributes:
         status: HTTP status, if there was an answer.
+        retry_after_s: How long the server asked to wait, if it did.
     """
 
-    def __init__(self, message: str, *, status: int | None = None) -> None:
+    def __init__(
+        self, message: str, *, status: int | None = None, retry_after_s: float | None = None
+    ) -> None:
         super().__init__(message)
         self.status = status
+        self.retry_after_s = retry_after_s
 
 
 class ModelRateLimited(ModelError):
@@ -172,7 +176,7 @@ class ModelRejected(ModelError):
 
 
 class ModelUnauthorized(ModelError):
-    """401 or 403: the key is missing, wrong or not allowed to use this model."""
+    """401, 402 or 403: the key is missing, wrong, out of credit or not allowed this model."""
 
     stops_run = True
 
