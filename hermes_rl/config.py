@@ -1,20 +1,33 @@
 """Configuration models: what can be set, its default and whether it affects scores.
 
-Every model forbids unknown fields: a typo is a :class:`~hermes_rl.errors.ConfigError` that names
-the nearest field. A field whose annotation holds :data:`AFFECTS_SCORE` is compared when a run is
-resumed; others may change. Command-line flags are ``--env.<field>`` and ``--openai.<field>``.
+Every model forbids unknown fields. A field whose annotation holds :data:`AFFECTS_SCORE` is
+compared when a run is resumed; others may change. Command-line flags are ``--env.<field>`` and
+``--openai.<field>``; where values come from and which source wins is in
+:mod:`hermes_rl.config_layers`. A list field also takes comma-separated text.
 """
 
 from __future__ import annotations
 
 import enum
-from typing import Annotated, Any, Literal
+import os
+import types
+import typing
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    field_validator,
+    model_validator,
+)
 
 __all__ = [
     "AFFECTS_SCORE",
     "AgentFields",
+    "AtroposFields",
+    "ConfigModel",
     "EnvConfig",
     "ProcessesAtReward",
     "ServerConfig",
@@ -41,15 +54,57 @@ class ProcessesAtReward(enum.StrEnum):
     KILL = "kill"
 
 
-class ServerConfig(BaseModel):
-    """One model endpoint. Accepts every field of Atropos' ``APIServerConfig``."""
+def _holds(annotation: object, kind: type) -> bool:
+    """Say whether an annotation is ``kind``, parametrised or not, or a union with it."""
+    origin = typing.get_origin(annotation) or annotation
+    if origin is kind:
+        return True
+    return any(_holds(argument, kind) for argument in _union_members(annotation))
 
-    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+def _union_members(annotation: object) -> tuple[object, ...]:
+    is_union = typing.get_origin(annotation) in _UNIONS
+    return typing.get_args(annotation) if is_union else ()
+
+
+_UNIONS = (typing.Union, types.UnionType)
+
+
+class ConfigModel(BaseModel):
+    """Base of all configuration models: forbids unknown fields, reads text as a list."""
+
+    model_config = ConfigDict(
+        extra="forbid", protected_namespaces=(), use_attribute_docstrings=True
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _split_text_of_lists(cls, values: Any) -> Any:
+        """Turn ``"a, b"`` into ``["a", "b"]`` where a list is wanted."""
+        if not isinstance(values, dict):
+            return values
+        return {
+            name: [part.strip() for part in value.split(",") if part.strip()]
+            if isinstance(value, str) and cls.takes(name, list)
+            else value
+            for name, value in values.items()
+        }
+
+    @classmethod
+    def takes(cls, name: str, kind: type) -> bool:
+        """Say whether the field ``name`` exists and accepts values of type ``kind``."""
+        field = cls.model_fields.get(name)
+        return field is not None and _holds(field.annotation, kind)
+
+
+class ServerConfig(ConfigModel):
+    """One model endpoint. Accepts every field of Atropos' ``APIServerConfig``."""
 
     server_type: Annotated[ServerType, AFFECTS_SCORE] = "openai"
     """openai: any /v1/chat/completions server. vllm, sglang, llamacpp: token-exact on a stock
     server. local: the embedded model. oracle: each task's own solution. nop: does nothing."""
     model_name: Annotated[str, AFFECTS_SCORE] = "default"
+    """Model as the server knows it."""
     base_url: str | None = None
     """Server address up to and with /v1; None = OpenAI's, or OpenRouter's if its key is set."""
     api_key: SecretStr | None = None
@@ -69,7 +124,9 @@ class ServerConfig(BaseModel):
     health_check: bool = False
     """Accepted for Atropos files; does nothing: no traffic that costs money."""
     reasoning_effort: Annotated[str | None, AFFECTS_SCORE] = None
+    """none, minimal, low, medium, high or xhigh, as the server understands it."""
     max_reasoning_tokens: Annotated[int | None, AFFECTS_SCORE] = None
+    """Tokens of reasoning, where the server has such a limit."""
     context_tokens: int | None = None
     """The model's context window; None = what the server says, if it says."""
     path: str | None = None
@@ -79,12 +136,27 @@ class ServerConfig(BaseModel):
     prompt_cost_usd_per_mtok: float | None = None
     """Price per million prompt tokens, for the cost limit where the server reports no cost."""
     completion_cost_usd_per_mtok: float | None = None
+    """The same for completion tokens."""
+
+    @field_validator("server_type", mode="before")
+    @classmethod
+    def _refuse_trl(cls, value: Any) -> Any:
+        if value == "trl":
+            raise ValueError(
+                "trl servers return no logprobs and take no tool schemas; serve the model with "
+                "vLLM or SGLang and use server_type vllm or sglang"
+            )
+        return value
+
+    @field_validator("api_key", "base_url", mode="before")
+    @classmethod
+    def _empty_is_unset(cls, value: Any) -> Any:
+        """Atropos' defaults are empty strings."""
+        return None if value == "" else value
 
 
-class AgentFields(BaseModel):
+class AgentFields(ConfigModel):
     """Fields shared by ``EnvConfig`` (evaluate) and ``HermesAgentEnvConfig`` (Atropos)."""
-
-    model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
     enabled_toolsets: Annotated[list[str] | None, AFFECTS_SCORE] = None
     """Toolsets by name; None = every toolset usable here."""
@@ -95,14 +167,17 @@ class AgentFields(BaseModel):
     max_agent_turns: Annotated[int, AFFECTS_SCORE] = Field(default=30, ge=1)
     """Model calls per rollout."""
     agent_temperature: Annotated[float, AFFECTS_SCORE] = Field(default=1.0, ge=0)
+    """Sampling temperature; 0 = greedy."""
     max_tokens_per_turn: Annotated[int | None, AFFECTS_SCORE] = Field(default=None, ge=1)
     """Cap on one completion in tokens."""
     system_prompt: Annotated[str | None, AFFECTS_SCORE] = None
+    """First message of every conversation; None = none."""
     tool_call_parser: Annotated[str, AFFECTS_SCORE] = "hermes"
     """Parser of raw text; with server_type openai only when set explicitly."""
     extra_body: Annotated[dict[str, Any] | None, AFFECTS_SCORE] = None
     """Extra request fields, e.g. OpenRouter's provider preferences."""
     reasoning_in_history: Annotated[Literal["auto", "keep", "drop"], AFFECTS_SCORE] = "auto"
+    """Whether earlier turns' reasoning is sent again; auto = as the provider wants it."""
     parallel_tool_calls: Annotated[bool, AFFECTS_SCORE] = False
     """Run read-only calls of one turn together."""
     max_invalid_calls: Annotated[int, AFFECTS_SCORE] = Field(default=3, ge=1)
@@ -110,9 +185,11 @@ class AgentFields(BaseModel):
     max_cost_usd: Annotated[float | None, AFFECTS_SCORE] = Field(default=None, gt=0)
     """Cost limit of one rollout."""
 
-    terminal_backend: Annotated[str, AFFECTS_SCORE] = "local"
+    terminal_backend: Annotated[str, AFFECTS_SCORE] = Field(
+        default_factory=lambda: os.environ.get("TERMINAL_ENV") or "local"
+    )
     """Where commands run: local, docker, modal, daytona, ssh, singularity. The environment
-    variable TERMINAL_ENV is its default."""
+    variable TERMINAL_ENV gives the default."""
     terminal_timeout: Annotated[int, AFFECTS_SCORE] = Field(default=120, ge=1)
     """Seconds per command."""
     terminal_lifetime: int = Field(default=3600, ge=1)
@@ -120,13 +197,24 @@ class AgentFields(BaseModel):
     terminal_image: Annotated[str | None, AFFECTS_SCORE] = None
     """Image of tasks that name none."""
     terminal_network: Annotated[Literal["public", "none"] | None, AFFECTS_SCORE] = None
+    """Network of tasks that do not say; None = the backend's default."""
     terminal_cpus: Annotated[float | None, AFFECTS_SCORE] = Field(default=None, gt=0)
+    """Cores of tasks that do not say; None = no limit."""
     terminal_memory_mb: Annotated[int | None, AFFECTS_SCORE] = Field(default=None, gt=0)
+    """Memory in MiB of tasks that do not say; None = the backend's default."""
     backend_options: dict[str, Any] = Field(default_factory=dict)
     """Options of the backend, e.g. {"local_isolation": "bwrap"}."""
     processes_at_reward: Annotated[ProcessesAtReward, AFFECTS_SCORE] = ProcessesAtReward.KEEP
+    """keep: a server that the agent left running is there for the reward. kill: it is not."""
     sync_reward: bool = False
     """Run compute_reward in a thread with a blocking context."""
+
+    dataset_name: Annotated[str | None, AFFECTS_SCORE] = None
+    """Data set on the hub, or a local file or directory; None = the task set's own."""
+    dataset_split: Annotated[str, AFFECTS_SCORE] = "train"
+    """Split of the data set."""
+    prompt_field: Annotated[str, AFFECTS_SCORE] = "prompt"
+    """Column that holds the prompt."""
 
     task_timeout: Annotated[float | None, AFFECTS_SCORE] = Field(default=None, gt=0)
     """Cap on a task's agent deadline in seconds; None = the task's own, else 1800."""
@@ -136,8 +224,9 @@ class AgentFields(BaseModel):
     """Seconds for image and sandbox start of tasks that say nothing."""
 
     max_running_sandboxes: int = Field(default=128, ge=1)
+    """Sandboxes alive at once."""
     max_starting_sandboxes: int | None = Field(default=None, ge=1)
-    """None = the backend's own limit."""
+    """Sandboxes being started at once; None = the backend's own limit."""
     max_model_calls: int = Field(default=256, ge=1)
     """Model calls in flight per endpoint."""
     rollout_retries: int = Field(default=2, ge=0)
@@ -148,11 +237,72 @@ class AgentFields(BaseModel):
     """Worker processes of the legacy shim; 0 = threads in this process."""
 
 
-class EnvConfig(AgentFields):
-    """Configuration of ``evaluate``; needs no Atropos."""
+class AtroposFields(ConfigModel):
+    """The rest of Atropos' ``BaseEnvConfig``: for ``serve`` and ``process``.
+
+    ``evaluate`` accepts them, so that one YAML file serves all commands, and does nothing with
+    them.
+    """
+
+    group_size: int = 4
+    """Rollouts per group."""
+    max_num_workers: int = -1
+    """Groups at once; -1 = max_num_workers_per_node times the number of servers."""
+    max_num_workers_per_node: int = 8
+    """Groups at once per server."""
+    steps_per_eval: int = 100
+    """Training steps between evaluations."""
+    eval_handling: Literal["STOP_TRAIN", "LIMIT_TRAIN", "NONE"] = "STOP_TRAIN"
+    """What training rollouts do during an evaluation."""
+    eval_limit_ratio: float = 0.5
+    """Share of training workers that LIMIT_TRAIN leaves."""
+    inference_weight: float = 1.0
+    """Weight of this environment beside others."""
+    batch_size: int = -1
+    """The trainer's batch size."""
+    max_batches_offpolicy: int = 3
+    """Batches in the trainer's queue before generation pauses."""
+    tokenizer_name: str = "NousResearch/DeepHermes-3-Llama-3-3B-Preview"
+    """Tokenizer of Atropos' own code."""
+    use_wandb: bool = True
+    """Log to Weights & Biases."""
+    rollout_server_url: str = "http://localhost:8000"
+    """Address of the trajectory API."""
+    total_steps: int = 1000
+    """Steps to serve, or groups to process."""
+    wandb_name: str | None = None
+    """Name of the wandb run."""
+    num_rollouts_to_keep: int = 32
+    """Rollouts shown in wandb."""
+    num_rollouts_per_group_for_logging: int = 1
+    """Rollouts of a group shown in wandb; -1 = all."""
+    ensure_scores_are_not_same: bool = True
+    """Drop groups whose scores are all equal."""
+    data_path_to_save_groups: str | None = None
+    """JSONL file of scored groups."""
+    min_items_sent_before_logging: int = 2
+    """Groups to send before a wandb step is logged."""
+    include_messages: bool = False
+    """Send the messages with each group."""
+    min_batch_allocation: float | None = None
+    """Least share of a batch."""
+    worker_timeout: float = 600
+    """Seconds per group."""
+    custom_thinking_prompt: str | None = None
+    """Unused by Atropos itself."""
+
+
+class EnvConfig(AgentFields, AtroposFields):
+    """Configuration of ``evaluate``; needs no Atropos, reads Atropos' YAML files."""
 
     max_token_length: Annotated[int | None, AFFECTS_SCORE] = Field(default=None, ge=1)
     """Tokens of one sequence, prompt included; None = the model's context."""
+    thinking_mode: Annotated[bool, AFFECTS_SCORE] = False
+    """Ask the server for reasoning (extra_body {"reasoning": {"enabled": true}})."""
+    reasoning_effort: Annotated[str | None, AFFECTS_SCORE] = None
+    """Default of every server's reasoning_effort."""
+    max_reasoning_tokens: Annotated[int | None, AFFECTS_SCORE] = Field(default=None, ge=1)
+    """Default of every server's max_reasoning_tokens."""
     max_eval_workers: int = Field(default=16, ge=1)
     """Rollouts running at once in evaluate."""
     attempts: Annotated[int, AFFECTS_SCORE] = Field(default=1, ge=1)
@@ -160,8 +310,14 @@ class EnvConfig(AgentFields):
     seed: Annotated[int, AFFECTS_SCORE] = 0
     """Seeds sampling and generated tasks."""
     task_filter: Annotated[list[str] | None, AFFECTS_SCORE] = None
-    """Task ids or globs to run; None = all."""
+    """Tasks to run: ids, globs, or key=glob on a task's metadata (split=train); None = all."""
     skip_tasks: Annotated[list[str] | None, AFFECTS_SCORE] = None
-    """Task ids or globs to leave out."""
+    """Tasks to leave out, written as in task_filter."""
     data_dir_to_save_evals: str | None = None
     """Run directory; None = runs/<task set>-<time>."""
+
+    @model_validator(mode="after")
+    def _one_choice_of_tools(self) -> Self:
+        if self.distribution is not None and self.enabled_toolsets is not None:
+            raise ValueError("set distribution or enabled_toolsets, not both")
+        return self

@@ -5,12 +5,14 @@
     RUN_DIR/
       config.json          resolved configuration, secrets removed
       results.jsonl        line 1 the header; then one record per finished rollout, append-only
-      transcripts/<task>/<attempt>.json   the conversation, one file per rollout
+      transcripts/<task>/<attempt>.jsonl   line 1 a header, then one line per message
       metrics.json         the summary, in Atropos' layout plus ours
-      samples.jsonl        in Atropos' layout
+      samples.jsonl        in Atropos' layout: one line per rollout
+      .lock                held while a process writes here
 
 A torn last line (power loss, kill) is tolerated by every reader. A rollout that was cut short by
-a signal writes nothing: it is simply missing, and ``--resume`` runs it.
+a signal writes nothing: it is simply missing, and ``--resume`` runs it. A rollout that is run
+again has several records; the last one counts.
 """
 
 from __future__ import annotations
@@ -19,7 +21,14 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-__all__ = ["SCHEMA_VERSION", "FailureRecord", "RolloutRecord", "RunHeader"]
+__all__ = [
+    "SCHEMA_VERSION",
+    "FailureRecord",
+    "ResumeRecord",
+    "RolloutRecord",
+    "RunHeader",
+    "TranscriptHeader",
+]
 
 SCHEMA_VERSION = 1
 
@@ -49,6 +58,15 @@ class RunHeader(_Record):
     """Resolved tool names."""
     score_config: dict[str, Any]
     """Fields that affect scores, by dotted name (``env.max_agent_turns``)."""
+
+
+class ResumeRecord(_Record):
+    """Says that the records after it come from another process."""
+
+    kind: Literal["resumed"] = "resumed"
+    resumed_at: str
+    """UTC, ISO 8601."""
+    engine_version: str
 
 
 class FailureRecord(_Record):
@@ -86,3 +104,20 @@ class RolloutRecord(_Record):
     missing_protections: list[str] = Field(default_factory=list)
     finished_at: str
     """UTC, ISO 8601."""
+
+
+class TranscriptHeader(_Record):
+    """First line of a transcript.
+
+    Lines after it are ``{"message": {...}}`` in order, then ``{"tool_error": {...}}`` and, from
+    token-exact models, ``{"sequence": {tokens, masked_tokens, logprobs, metadata}}``.
+    """
+
+    kind: Literal["transcript"] = "transcript"
+    schema_version: int = SCHEMA_VERSION
+    task_id: str
+    attempt: int
+    tools: list[dict[str, Any]]
+    """Schemas that the model was given."""
+    error: str | None = None
+    """What failed behind a MODEL_ERROR or SANDBOX_LOST."""
