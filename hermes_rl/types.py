@@ -80,6 +80,8 @@ class InvalidCall:
         name: Tool name, if it could be read.
         kind: ``structure`` (markers, nesting, truncation) or ``content`` (arguments, name).
         position: Character offset of ``raw`` in the parsed text.
+        code: The same as ``reason`` in one stable word, for counters: ``truncated``, ``json``,
+            ``name``, ``id``, ``arguments``, ``malformed``.
     """
 
     reason: str
@@ -87,6 +89,7 @@ class InvalidCall:
     name: str | None = None
     kind: Literal["structure", "content"] = "structure"
     position: int = 0
+    code: str = "malformed"
 
 
 @dataclass(slots=True, frozen=True)
@@ -126,6 +129,9 @@ class ToolCallParser(Protocol):
         text: str,
         tools: Sequence[JSONObject] | None = None,
         finish_reason: str | None = None,
+        *,
+        reasoning_open: bool | None = None,
+        id_seed: str = "",
     ) -> ParseResult:
         """Parse one whole completion. Never raises on any text; linear in its length.
 
@@ -133,6 +139,10 @@ class ToolCallParser(Protocol):
             text: Raw text as sampled.
             tools: Tool schemas in OpenAI form; drive types where the format is untyped.
             finish_reason: ``stop`` or ``length``, if known.
+            reasoning_open: Whether the prompt ended inside an open reasoning block. None = not
+                known: a lone closing tag is taken to close one.
+            id_seed: Makes generated call ids unique, e.g. rollout and turn; ids are a function
+                of this, the text and the call's index only.
         """
         ...
 

@@ -1,8 +1,15 @@
-"""Tool-call parsers, one file per format, found by name through entry points."""
+"""Tool-call parsers, one file per format, found by name through entry points.
+
+``get_parser(name).parse(text, tools)`` returns a :class:`~hermes_rl.types.ParseResult`, which
+unpacks as ``content, tool_calls``. Plug-ins register a class in the entry-point group
+``hermes_rl.parsers``.
+"""
 
 from __future__ import annotations
 
-from importlib.metadata import entry_points
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 
 from hermes_rl.errors import UnknownName
 from hermes_rl.types import ToolCallParser
@@ -12,17 +19,23 @@ __all__ = ["get_parser", "list_parsers"]
 
 def list_parsers() -> list[str]:
     """Names of all installed parsers, sorted."""
-    return sorted({point.name for point in entry_points(group="hermes_rl.parsers")})
+    return sorted(_points())
 
 
+@cache
 def get_parser(name: str) -> ToolCallParser:
-    """Return the parser registered as ``name``.
+    """Return the parser registered as ``name``; always the same object, it keeps no state.
 
     Raises:
         UnknownName: No such parser; lists the names and the nearest.
     """
-    points = {point.name: point for point in entry_points(group="hermes_rl.parsers")}
+    points = _points()
     if name not in points:
         raise UnknownName.of("tool-call parser", name, points)
     parser: ToolCallParser = points[name].load()()
     return parser
+
+
+@cache
+def _points() -> Mapping[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group="hermes_rl.parsers")}
