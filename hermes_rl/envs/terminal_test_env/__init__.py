@@ -1,0 +1,1 @@
+"""The bundled smoke test: write a small file in the home directory."""
