@@ -71,7 +71,8 @@ class Owner:
         parts = label.split(":")
         if len(parts) != 5 or not (parts[3].isdecimal() and parts[4].isdecimal()):
             return None
-        return cls(*parts[:3], pid=int(parts[3]), start=int(parts[4]))
+        machine, boot, namespace, pid, start = parts
+        return cls(machine, boot, namespace, int(pid), int(start))
 
     def __str__(self) -> str:
         return f"{self.machine}:{self.boot}:{self.namespace}:{self.pid}:{self.start}"

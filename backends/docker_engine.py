@@ -1,0 +1,432 @@
+"""The one module that speaks to the container engine, through aiodocker.
+
+aiodocker has no public way to stream an archive out, to list a container's changes, to close one
+half of a stream or to attach without asking for the container first. What is used of its private
+names is used here only, is pinned by the version range of the extra ``docker``, and has a test
+each: ``Docker._query``, ``Docker._query_json``, ``Stream._resp``, ``Stream._closed``.
+
+Every call raises :class:`~hermes_rl.backends.docker_errors.EngineFailure` and, unless it streams,
+has a deadline. The streams are async generators without a cancel scope: leave them through
+:func:`contextlib.aclosing`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Callable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import asynccontextmanager, contextmanager, suppress
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+import anyio
+import orjson
+from aiodocker.exceptions import DockerError
+from aiodocker.stream import Stream
+from yarl import URL
+
+from hermes_rl.backends.docker_archive import ArchiveStat
+from hermes_rl.backends.docker_connection import open_client
+from hermes_rl.backends.docker_errors import TIMED_OUT, UNREACHABLE, EngineFailure
+
+__all__ = ["AttachTransport", "DockerEngine"]
+
+CALL_TIMEOUT_S = 60.0
+"""For calls that should take milliseconds; a daemon starting 2 x cores at once needs seconds."""
+MAX_LINE_BYTES = 4 << 20
+"""Largest line of a progress or event stream."""
+STDERR_KEPT_BYTES = 4096
+"""What is kept of an outpost's standard error, for the message if it does not start."""
+
+_TAR = {"Content-Type": "application/x-tar"}
+
+
+@contextmanager
+def _failures() -> Iterator[None]:
+    """Turn what aiodocker and aiohttp raise into EngineFailure."""
+    try:
+        yield
+    except DockerError as error:
+        raise EngineFailure(error.status, str(error.message)) from error
+    except TimeoutError as error:
+        raise EngineFailure(TIMED_OUT, str(error) or "no answer in time") from error
+    except (aiohttp.ClientError, OSError) as error:
+        raise EngineFailure(UNREACHABLE, str(error) or type(error).__name__) from error
+
+
+@contextmanager
+def _call(timeout_s: float) -> Iterator[None]:
+    """Bound one call and translate its failures."""
+    with _failures():
+        try:
+            with anyio.fail_after(timeout_s):
+                yield
+        except TimeoutError as error:
+            raise TimeoutError(f"no answer within {timeout_s:g} s") from error
+
+
+class AttachTransport:
+    """The stream to a container's main process, or to a command started by the engine.
+
+    A :class:`~hermes_rl.backends.outpost.transport.Transport`: receives standard output, keeps the
+    end of standard error in ``stderr``.
+    """
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._closed = False
+        self.stderr = b""
+
+    async def open(self) -> None:
+        """Connect: returns when the engine has switched protocols (101).
+
+        A container may be started only after that, or its first output is lost.
+        """
+        try:
+            await self._stream.__aenter__()
+        except BaseException:
+            self._drop()
+            raise
+
+    async def send(self, data: bytes) -> None:
+        """Write all of ``data``; waits while the peer does not read.
+
+        Raises:
+            ConnectionError: The stream is closed.
+        """
+        if self._connection() is None:
+            raise ConnectionResetError("the container's stream is closed")
+        try:
+            await self._stream.write_in(data)
+        except (aiohttp.ClientError, RuntimeError, OSError) as error:
+            raise ConnectionResetError(f"the container's stream broke: {error}") from error
+
+    async def receive(self) -> bytes:
+        """Return the next bytes of standard output, b"" at the end."""
+        while True:
+            message = await self.receive_any()
+            if message is None:
+                return b""
+            fd, data = message
+            if fd == 1 and data:
+                return data
+            self.stderr = (self.stderr + data)[-STDERR_KEPT_BYTES:]
+
+    async def receive_any(self) -> tuple[int, bytes] | None:
+        """Return the next piece of output and its file descriptor, None at the end."""
+        if self._closed:
+            return None
+        try:
+            message = await self._stream.read_out()
+        except (aiohttp.ClientError, OSError) as error:
+            raise ConnectionResetError(f"the container's stream broke: {error}") from error
+        return None if message is None else (message.stream, message.data)
+
+    def write_eof(self) -> None:
+        """Close the process's standard input, keeping its output."""
+        connection = self._connection()
+        if connection is not None and connection.transport.can_write_eof():
+            connection.transport.write_eof()
+
+    async def aclose(self) -> None:
+        """Close both directions. Idempotent."""
+        self._drop()
+
+    def _connection(self) -> Any:
+        response = self._stream._resp
+        return None if self._closed or response is None else response.connection
+
+    def _drop(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._stream._closed = True
+        if self._stream._resp is not None:
+            self._stream._resp.close()
+
+
+class DockerEngine:
+    """A connection to one daemon. Enter it with ``async with``."""
+
+    def __init__(self, host: str) -> None:
+        self.host = host
+
+    async def __aenter__(self) -> Self:
+        """Connect and check that the daemon answers."""
+        self._docker = open_client(self.host)
+        try:
+            with _call(10.0):
+                await self._docker.version()
+        except BaseException:
+            await self.aclose()
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Disconnect."""
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close every connection."""
+        with anyio.CancelScope(shield=True):
+            await self._docker.close()
+            await self._docker.connector.close()
+
+    async def json(
+        self,
+        path: str,
+        method: str = "GET",
+        *,
+        params: Mapping[str, Any] | None = None,
+        data: Mapping[str, Any] | None = None,
+        timeout_s: float = CALL_TIMEOUT_S,
+    ) -> Any:
+        """Make one call and return its parsed answer."""
+        with _call(timeout_s):
+            body = None if data is None else orjson.dumps(data)
+            return await self._docker._query_json(path, method, params=params, data=body)
+
+    async def create(self, name: str, config: Mapping[str, Any]) -> str:
+        """Create a container and return its id."""
+        params = {"name": name}
+        answer = await self.json("containers/create", "POST", params=params, data=config)
+        return str(answer["Id"])
+
+    async def start(self, container: str) -> None:
+        """Start a created container."""
+        await self.json(f"containers/{container}/start", "POST")
+
+    async def inspect(self, container: str) -> dict[str, Any]:
+        """Return everything the engine knows about a container."""
+        answer: dict[str, Any] = await self.json(f"containers/{container}/json")
+        return answer
+
+    async def remove(self, container: str, *, timeout_s: float = CALL_TIMEOUT_S) -> None:
+        """Kill and remove a container with its anonymous volumes, in whatever state it is.
+
+        Returns when it is gone; one that is gone already, or going, is success.
+        """
+        with _call(timeout_s):
+            while await self._remove_again(container):  # noqa: ASYNC110 - the daemon tells no one
+                await anyio.sleep(0.02)
+
+    async def _remove_again(self, container: str) -> bool:
+        """Ask for removal; True if another removal is still in progress."""
+        try:
+            await self.json(f"containers/{container}", "DELETE", params={"force": "1", "v": "1"})
+        except EngineFailure as failure:
+            if failure.status == 409 and "already in progress" in failure.message:
+                return True
+            if failure.status != 404:
+                raise
+        return False
+
+    async def pause(self, container: str) -> None:
+        """Freeze all processes of a container."""
+        await self.json(f"containers/{container}/pause", "POST")
+
+    async def unpause(self, container: str) -> None:
+        """Let a paused container go on."""
+        await self.json(f"containers/{container}/unpause", "POST")
+
+    async def containers(self, label: str) -> list[dict[str, Any]]:
+        """List containers in every state that carry a label (``name`` or ``name=value``)."""
+        filters = orjson.dumps({"label": [label]}).decode()
+        params = {"all": "1", "filters": filters}
+        answer: list[dict[str, Any]] = await self.json("containers/json", params=params)
+        return answer
+
+    async def changes(self, container: str) -> list[dict[str, Any]]:
+        """List paths that differ from the image: ``Path`` and ``Kind`` (0 modified, 1, 2)."""
+        return await self.json(f"containers/{container}/changes") or []
+
+    async def attach(self, container: str) -> AttachTransport:
+        """Attach to a created container's main process; start it only after this returns."""
+        query = {"stream": "1", "stdin": "1", "stdout": "1", "stderr": "1"}
+
+        async def setup() -> tuple[URL, bytes | None, bool]:
+            return URL(f"containers/{container}/attach").with_query(query), None, False
+
+        transport = AttachTransport(Stream(self._docker, setup))
+        with _call(CALL_TIMEOUT_S):
+            await transport.open()
+        return transport
+
+    async def run(
+        self,
+        container: str,
+        argv: Sequence[str],
+        sink: Callable[[int, bytes], None],
+        *,
+        user: str = "",
+        workdir: str = "",
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | None = None,
+        timeout_s: float = CALL_TIMEOUT_S,
+    ) -> int:
+        """Run a command by the engine itself; its exit code comes from the engine.
+
+        The engine cannot end a command: past ``timeout_s`` it is abandoned, not killed.
+
+        Args:
+            container: A running container.
+            argv: Argument vector.
+            sink: Called with the file descriptor and each piece of output.
+            user: Name or uid; empty = the container's.
+            workdir: Must exist; empty = the container's.
+            env: Added to the container's.
+            stdin: Sent, then closed; None = no input.
+            timeout_s: Wall clock for all of it.
+        """
+        body = {
+            "Cmd": list(argv),
+            "AttachStdin": stdin is not None,
+            "AttachStdout": True,
+            "AttachStderr": True,
+            "User": user,
+            "WorkingDir": workdir,
+            "Env": [f"{name}={value}" for name, value in (env or {}).items()],
+        }
+        with _call(timeout_s):
+            answer = await self.json(f"containers/{container}/exec", "POST", data=body)
+            await self._stream_exec(answer["Id"], sink, stdin)
+            while True:
+                state = await self.json(f"exec/{answer['Id']}/json")
+                if state["ExitCode"] is not None and not state["Running"]:
+                    return int(state["ExitCode"])
+                await anyio.sleep(0.01)
+
+    async def _stream_exec(
+        self, exec_id: str, sink: Callable[[int, bytes], None], stdin: bytes | None
+    ) -> None:
+        async def setup() -> tuple[URL, bytes | None, bool]:
+            return URL(f"exec/{exec_id}/start"), b'{"Detach":false,"Tty":false}', False
+
+        transport = AttachTransport(Stream(self._docker, setup))
+        try:
+            await transport.open()
+            await _converse(transport, sink, stdin)
+        finally:
+            await transport.aclose()
+
+    @asynccontextmanager
+    async def _response(
+        self, path: str, method: str = "GET", **arguments: Any
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Open a streamed answer; whatever of it is not read is dropped with its connection."""
+        with _failures():
+            async with self._docker._query(path, method, **arguments) as response:
+                try:
+                    yield response
+                finally:
+                    response.close()
+
+    @asynccontextmanager
+    async def get_archive(
+        self, container: str, path: str
+    ) -> AsyncIterator[tuple[ArchiveStat, AsyncIterator[bytes]]]:
+        """Stream a path out of a container as tar; its stat comes first."""
+        params = {"path": path}
+        async with self._response(f"containers/{container}/archive", params=params) as answer:
+            stat = ArchiveStat.parse(answer.headers["X-Docker-Container-Path-Stat"])
+            yield stat, answer.content.iter_any()
+
+    async def put_archive(self, container: str, path: str, tar: AsyncIterable[bytes]) -> None:
+        """Stream a tar into an existing directory of a container; never below a tmpfs.
+
+        The engine writes into the file system under the mount and reports success.
+        """
+        async with self._response(
+            f"containers/{container}/archive",
+            "PUT",
+            params={"path": path, "noOverwriteDirNonDir": "true"},
+            data=tar,
+            headers=_TAR,
+        ):
+            pass
+
+    def pull(self, image: str) -> AsyncGenerator[dict[str, Any], None]:
+        """Pull an image; yields the engine's progress messages."""
+        name, separator, tag = image.rpartition(":")
+        params = {"fromImage": image}
+        if "@" not in image:
+            named = separator and "/" not in tag
+            params = {"fromImage": name if named else image, "tag": tag if named else "latest"}
+        return self._progress("images/create", params=params)
+
+    def build(
+        self, tar: AsyncIterable[bytes], *, tag: str, labels: Mapping[str, str]
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        """Build an image from a context; yields the engine's progress messages."""
+        params = {"t": tag, "rm": "1", "forcerm": "1", "labels": orjson.dumps(labels).decode()}
+        return self._progress("build", params=params, data=tar)
+
+    async def _progress(
+        self, path: str, *, params: Mapping[str, str], data: AsyncIterable[bytes] | None = None
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        """Yield the messages of a stream that the engine ends; an error in it is raised."""
+        async with self._response(path, "POST", params=params, data=data, headers=_TAR) as answer:
+            async for message in _json_lines(answer.content):
+                if "error" in message or "errorDetail" in message:
+                    detail = message.get("errorDetail") or {}
+                    text = detail.get("message") or message.get("error") or "unknown error"
+                    raise EngineFailure(0, str(text))
+                yield message
+
+    async def events(self, label: str) -> AsyncGenerator[dict[str, Any], None]:
+        """Yield the engine's events about containers with a label, as they happen."""
+        wanted = {"type": ["container"], "label": [label], "event": ["oom", "die", "kill"]}
+        params = {"filters": orjson.dumps(wanted).decode()}
+        async with self._response("events", params=params) as answer:
+            async for message in _json_lines(answer.content):
+                yield message
+
+
+async def _converse(
+    transport: AttachTransport, sink: Callable[[int, bytes], None], stdin: bytes | None
+) -> None:
+    """Send input and pass on output until the output ends."""
+    broken: ConnectionError | None = None
+    async with anyio.create_task_group() as tasks:
+        if stdin is not None:
+            tasks.start_soon(_feed, transport, stdin)
+        try:
+            while (message := await transport.receive_any()) is not None:
+                sink(*message)
+        except ConnectionError as error:
+            broken = error
+        tasks.cancel_scope.cancel()
+    if broken is not None:
+        raise broken
+
+
+async def _feed(transport: AttachTransport, data: bytes) -> None:
+    """Write a command's input; one that ends without reading it is no failure."""
+    with suppress(ConnectionError):
+        await transport.send(data)
+        transport.write_eof()
+
+
+async def _json_lines(stream: aiohttp.StreamReader) -> AsyncIterator[dict[str, Any]]:
+    """Yield one message per line, whatever its length up to :data:`MAX_LINE_BYTES`."""
+    pending = b""
+    async for chunk in stream.iter_any():
+        *lines, pending = (pending + chunk).split(b"\n")
+        for line in filter(None, map(bytes.strip, lines)):
+            yield orjson.loads(line)
+        if len(pending) > MAX_LINE_BYTES:
+            raise EngineFailure(0, f"a message of the engine exceeds {MAX_LINE_BYTES} bytes")
+    if pending.strip():
+        yield orjson.loads(pending)
