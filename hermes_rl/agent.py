@@ -10,9 +10,9 @@ they are checked before every model call (the first that holds ends the rollout)
 
 After a turn was sampled, again in order:
 
-5. a limit the session met: CONTENT_FILTER and CONTEXT_LENGTH end at once; TOKEN_LIMIT ends after
-   the calls of the turn
-6. the turn's calls are run, also those of the last turn allowed
+5. a turn stopped by a content filter ends the rollout, and its calls are not run
+6. the turn's calls are run, also those of the last turn that a limit allows; then a limit that
+   the session met (``Completion.stop``) ends the rollout
 7. ``max_invalid_calls`` turns in a row with malformed calls only -> INVALID_CALLS
 8. no call at all: cut by length -> TOKEN_LIMIT, else FINISHED
 
@@ -24,7 +24,7 @@ Malformed calls: one with a name is answered like a tool call (synthetic id, the
 result); those without a name are answered by one user message.
 
 Counters in ``AgentResult.counters``: ``tool_calls``, ``unknown_tools``, ``invalid_arguments``
-(no JSON object), ``invalid_structure`` and ``invalid_content`` (calls no parser could read),
+(no JSON object), ``invalid_<code>`` by :attr:`~hermes_rl.types.InvalidCall.code`,
 ``interrupted_calls``, ``truncated_turns`` (cut by length), ``compactions``.
 """
 
@@ -264,7 +264,9 @@ class _Conversation:
                 raise ModelProtocolError("The model session returned neither a turn nor a stop.")
             return completion.stop
         named = self._take(completion)
-        if completion.stop not in (None, StopReason.TOKEN_LIMIT):
+        if completion.stop is StopReason.CONTENT_FILTER:
+            calls = [*completion.tool_calls, *(call for call, _ in named)]
+            self._calls.refuse(calls, self._result)
             return completion.stop
         malformed = await self._run_calls(completion, named)
         if completion.stop is not None:
@@ -338,7 +340,7 @@ class _Conversation:
 
     def _answer_nameless(self, invalid_calls: Sequence[InvalidCall]) -> None:
         for invalid in invalid_calls:
-            count(self._result, f"invalid_{invalid.kind}")
+            count(self._result, f"invalid_{invalid.code}")
         nameless = [invalid for invalid in invalid_calls if not invalid.name]
         if not nameless:
             return

@@ -23,6 +23,7 @@ _KEPT_CHARACTERS = 1000
 """Of arguments and results in a :class:`ToolError`: enough to see what went wrong."""
 _CUT_OFF = "The call was cut off: the rollout ended while it ran."
 _NOT_RUN = "The call was not run: the rollout ended before it."
+"""Such a call is no failure of its tool and is not kept among the tool errors."""
 
 
 def count(result: AgentResult, name: str, amount: int = 1) -> None:
@@ -106,6 +107,8 @@ class CallRunner:
         running: set[int] = set()
         malformed = result.counters.get("invalid_arguments", 0)
         note, started_at = _CUT_OFF, self._clock()
+        if self._tools is not None:
+            self._tools.begin_turn()
         try:
             for batch in self._batches(calls):
                 await self._run_batch(batch, calls, answers, running)
@@ -119,6 +122,11 @@ class CallRunner:
                 why = note if index in running else _NOT_RUN
                 result.messages.append(self._record(call, answer, why, result))
         return result.counters.get("invalid_arguments", 0) - malformed
+
+    def refuse(self, calls: Sequence[ToolCall], result: AgentResult) -> None:
+        """Answer ``calls`` without running them."""
+        for call in calls:
+            result.messages.append(self._record(call, None, _NOT_RUN, result))
 
     def _batches(self, calls: Sequence[ToolCall]) -> Iterator[range]:
         """Yield the positions to run together: runs of read-only calls, else one by one."""

@@ -27,7 +27,7 @@ Optional attributes of a task and their defaults are read through :func:`describ
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -125,6 +125,10 @@ class TaskDescription:
         metadata: JSON-able facts: category, difficulty, digest ...
         solution: For the oracle, None if it has none.
         agent_user: User of the agent's commands, None = the sandbox's.
+        sync_reward: Its reward code blocks: it runs in a thread with a blocking context. Plain
+            functions always do.
+        compact: Called before each model call with the messages that the model sees; returns
+            them, or a new shorter list. The result keeps the whole conversation.
     """
 
     id: str
@@ -134,13 +138,15 @@ class TaskDescription:
     metadata: Mapping[str, Any]
     solution: Solution | None
     agent_user: str | None
+    sync_reward: bool = False
+    compact: Callable[[list[Message]], list[Message]] | None = None
 
 
 def describe(task: Task) -> TaskDescription:
     """Read a task's required and optional attributes.
 
     Optional ones: ``sandbox`` (:class:`SandboxSpec`), ``deadlines``, ``metadata``, ``solution``,
-    ``agent_user``.
+    ``agent_user``, ``sync_reward``, ``compact``.
 
     Raises:
         TaskError: ``id`` or ``prompt`` is empty or of the wrong type.
@@ -161,6 +167,8 @@ def describe(task: Task) -> TaskDescription:
         metadata=getattr(task, "metadata", None) or {},
         solution=getattr(task, "solution", None),
         agent_user=getattr(task, "agent_user", None),
+        sync_reward=bool(getattr(task, "sync_reward", False)),
+        compact=getattr(task, "compact", None),
     )
 
 

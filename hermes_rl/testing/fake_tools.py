@@ -35,6 +35,7 @@ class FakeTools:
 
     Attributes:
         calls: Every call, in order of arrival.
+        turns: How often :meth:`begin_turn` ran.
         closed: How often :meth:`aclose` ran.
     """
 
@@ -44,6 +45,7 @@ class FakeTools:
         self._tools = dict(tools)
         self._read_only = frozenset(read_only)
         self.calls: list[FakeCall] = []
+        self.turns = 0
         self.closed = 0
 
     @property
@@ -69,6 +71,10 @@ class FakeTools:
     def is_read_only(self, name: str) -> bool:
         """Say what the constructor was told."""
         return name in self._read_only
+
+    def begin_turn(self) -> None:
+        """Count the turn."""
+        self.turns += 1
 
     async def call(self, name: str, arguments: str, call_id: str) -> ToolResult:
         """Decode the arguments and call the function; malformed ones are an error result."""

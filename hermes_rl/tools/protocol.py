@@ -22,6 +22,10 @@ class Dispatcher(Protocol):
         """Say whether calls of this tool may run beside each other."""
         ...
 
+    def begin_turn(self) -> None:
+        """Say that the calls of another assistant message follow (sizes are capped per turn)."""
+        ...
+
     async def call(self, name: str, arguments: str, call_id: str) -> ToolResult:
         """Parse, coerce and run one call. The model's mistakes are results, never exceptions.
 

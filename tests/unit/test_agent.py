@@ -74,8 +74,8 @@ def malformed(*invalid: InvalidCall, text: str = "<tool_call>{") -> Turn:
     return Completion(message={"role": "assistant", "content": text}, invalid_calls=invalid)
 
 
-NAMED = InvalidCall("arguments are not valid JSON", '{"a": ', name="echo", kind="content")
-NAMELESS = InvalidCall("the call has no name", "<tool_call>{", kind="structure")
+NAMED = InvalidCall("arguments are not valid JSON", '{"a": ', name="echo", code="json")
+NAMELESS = InvalidCall("the call has no name", "<tool_call>{", code="name")
 
 
 def assert_every_call_is_answered(messages: Sequence[Message]) -> None:
@@ -97,6 +97,7 @@ async def test_runs_calls_and_finishes_when_the_model_only_speaks() -> None:
     assert result.reasoning_per_turn == [None, None]
     assert result.tool_errors == []
     assert result.counters == {"tool_calls": 1}
+    assert tools.turns == 1
     assert result.managed_state is None
     assert_every_call_is_answered(messages)
 
@@ -195,9 +196,12 @@ async def test_calls_of_a_turn_that_used_up_the_tokens_still_run_but_not_filtere
     turn = replace(call("echo", {}), stop=StopReason.TOKEN_LIMIT)
     assert (await run(loop_over([turn], tools))).stop_reason is StopReason.TOKEN_LIMIT
     assert len(tools.calls) == 1
-    filtered = replace(say("no"), stop=StopReason.CONTENT_FILTER)
-    assert (await run(loop_over([filtered], tools))).stop_reason is StopReason.CONTENT_FILTER
+    filtered = replace(turn, invalid_calls=(NAMED,), stop=StopReason.CONTENT_FILTER)
+    result = await run(loop_over([filtered], tools))
+    assert result.stop_reason is StopReason.CONTENT_FILTER
     assert len(tools.calls) == 1
+    assert result.tool_errors == []
+    assert_every_call_is_answered(result.messages)
 
 
 async def test_a_turn_cut_by_length_is_no_natural_finish() -> None:
@@ -221,7 +225,7 @@ async def test_a_malformed_call_with_a_name_is_answered_as_a_tool_call() -> None
     ]
     assert answer["tool_call_id"] == "call_invalid_1_0"
     assert "arguments are not valid JSON" in answer["content"]
-    assert result.counters["invalid_content"] == 1
+    assert result.counters["invalid_json"] == 1
     assert [error.error for error in result.tool_errors] == [
         "Malformed tool call: arguments are not valid JSON"
     ]
@@ -232,7 +236,7 @@ async def test_malformed_calls_without_a_name_are_answered_by_one_user_message()
     result = await run(loop_over([malformed(NAMELESS, NAMELESS)]))
     assert [m["role"] for m in result.messages] == ["user", "assistant", "user", "assistant"]
     assert result.messages[2]["content"].count("the call has no name") == 2
-    assert result.counters["invalid_structure"] == 2
+    assert result.counters["invalid_name"] == 2
 
 
 async def test_a_mixed_turn_runs_the_valid_calls_and_answers_the_others_after_them() -> None:
