@@ -37,6 +37,12 @@ class Address:
         """Whether the server speaks OpenRouter's additions."""
         return _host(self.base_url) == "openrouter.ai"
 
+    @property
+    def key_hint(self) -> str:
+        """What to do when the server refuses the key."""
+        variable = _KEY_VARIABLES.get(_host(self.base_url), "OPENAI_API_KEY")
+        return f"Check --openai.api_key, or {variable} in the environment."
+
 
 def resolve_address(config: ServerConfig, environ: Mapping[str, str]) -> Address:
     """Apply the defaults of ``base_url`` and ``api_key``.

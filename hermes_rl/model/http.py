@@ -36,6 +36,7 @@ MAX_REPLY_BYTES = 8 * 2**20
 is about what the event loop may spend at once."""
 CONNECT_TIMEOUT_S = 30.0
 """Seconds for name resolution, TCP and TLS together."""
+MIN_SECRET_CHARS = 8
 KEEPALIVE_S = 15.0
 """Seconds an idle connection is kept: agents come back after a tool call."""
 PIECE_BYTES = 512 * 1024
@@ -100,8 +101,14 @@ class Endpoint:
         return f"Endpoint({self.base_url!r})"
 
     def redact(self, text: str) -> str:
-        """Return ``text`` without this endpoint's secret, should a server have echoed it."""
-        return text.replace(self._secret, "[key]") if self._secret else text
+        """Return an error text without this endpoint's key, should a server have echoed it."""
+        return self._redact_bytes(text.encode("utf-8", "replace")).decode("utf-8", "replace")
+
+    def _redact_bytes(self, body: bytes) -> bytes:
+        # Placeholders such as "x" or "EMPTY" are no secrets, and replacing them garbles the text.
+        if len(self._secret) < MIN_SECRET_CHARS:
+            return body
+        return body.replace(self._secret.encode(), b"[key]")
 
     async def post(self, path: str, body: bytes, *, timeout_s: float) -> Reply:
         """Send a JSON body.
@@ -156,6 +163,8 @@ class Endpoint:
         finally:
             # Not shielded: the transport gives the connection up before its first wait.
             await response.aclose()
+        if response.status_code >= 300:
+            body = self._redact_bytes(body)
         return Reply(response.status_code, response.headers, body)
 
 
