@@ -1,0 +1,1 @@
+"""Everything that knows Atropos: the environment class, the scheduler, scored groups."""
