@@ -25,7 +25,8 @@ result); those without a name are answered by one user message.
 
 Counters in ``AgentResult.counters``: ``tool_calls``, ``unknown_tools``, ``invalid_arguments``
 (no JSON object), ``invalid_<code>`` by :attr:`~hermes_rl.types.InvalidCall.code`,
-``interrupted_calls``, ``truncated_turns`` (cut by length), ``compactions``.
+``interrupted_calls``, ``truncated_turns`` (cut by length), ``compactions``, and ``forks`` (model
+calls that did not extend the sequence before, where the session counts them).
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import anyio
 
@@ -50,6 +51,7 @@ from hermes_rl.errors import (
     SandboxGone,
     ToolFault,
 )
+from hermes_rl.model.adapter import ChatCompletionModel, SupportsChatCompletion
 from hermes_rl.model.protocol import ChatModel, ModelSession, Sampling
 from hermes_rl.tools.protocol import Dispatcher
 from hermes_rl.types import (
@@ -71,14 +73,6 @@ Clock = Callable[[], float]
 Compact = Callable[[list[Message]], list[Message]]
 """Given what the model sees, returns what it shall see instead: the same list for no change, or a
 new one. The messages themselves must not be changed in place."""
-
-
-class SupportsChatCompletion(Protocol):
-    """Any object that answers ``chat_completion`` like OpenAI's API, e.g. an Atropos server."""
-
-    async def chat_completion(self, **kwargs: Any) -> Any:
-        """Return an OpenAI chat completion."""
-        ...
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -369,6 +363,9 @@ def _reason_of(error: HermesRLError) -> StopReason:
 
 def _keep_sequences(session: ModelSession, result: AgentResult) -> None:
     """Put the exact token sequences, if the session has any, where trainers look for them."""
+    forks: int = getattr(session, "forks", 0)
+    if forks:
+        count(result, "forks", forks)
     if session.sequences:
         result.managed_state = {
             "nodes": [
@@ -392,8 +389,6 @@ def _session_or_model(
     if isinstance(server, ChatModel):
         return None, server
     if hasattr(server, "chat_completion"):
-        from hermes_rl.model.adapter import ChatCompletionModel
-
         return None, ChatCompletionModel(server)
     raise ConfigError(
         f"{type(server).__name__} cannot be used as a server: give a ModelSession, a ChatModel, "

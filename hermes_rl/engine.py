@@ -1,0 +1,318 @@
+"""The engine: hundreds of rollouts at once, embedded in any asyncio program.
+
+::
+
+    async with RolloutEngine(config, servers) as engine:
+        result = await engine.rollout(task)
+        async with engine.run(tasks, attempts=4) as results:
+            async for result in results:
+                print(result.task_id, result.score)
+
+The engine owns a backend, the model clients and one task group. The task that enters it leaves
+it; everything else (``start``, ``run``, ``aclose``) may be called from any task of the same event
+loop. Nothing runs in the caller's task, so closing the engine never cancels a caller: what waits
+for a result gets :class:`~hermes_rl.errors.EngineClosed`.
+
+How it is built: a *keeper* task in the group enters backend and models, waits for the closing
+event, ends the activities, and leaves models and backend. Their contexts are therefore entered and
+left in one task, whichever task closes the engine.
+
+A failing rollout never disturbs another. No signal handler is installed. Several engines may
+live side by side.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Container, Iterable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from types import TracebackType
+from typing import Self
+
+import anyio
+from anyio.abc import TaskGroup, TaskStatus
+
+from hermes_rl.agent import Clock
+from hermes_rl.config import AgentFields, ServerConfig
+from hermes_rl.errors import ConfigError, EngineClosed
+from hermes_rl.model.open import open_model
+from hermes_rl.model.protocol import ChatModel
+from hermes_rl.parsers import get_parser
+from hermes_rl.plan import RolloutPlan, ToolChoice, plan_all, plan_rollout, rollout_seed
+from hermes_rl.rollout import Rollout, RolloutResult
+from hermes_rl.rollout_site import PerTaskModel, RolloutSite
+from hermes_rl.sandbox import Backend, BackendSettings, open_backend
+from hermes_rl.stream import Activity, RolloutHandle, RolloutStream
+from hermes_rl.tasks import Task
+
+__all__ = ["RolloutEngine"]
+
+CLOSE_S = 60.0
+"""For models and backend to disconnect; a backend removes the sandboxes still there."""
+
+
+class RolloutEngine:
+    """Runs rollouts. Enter it once with ``async with``.
+
+    Args:
+        config: Limits and settings; ``EnvConfig`` or any other model with these fields.
+        servers: Model endpoints; rollouts are spread over them.
+        model: A model to use instead of servers; the caller opens and closes it.
+        backend: A backend to use instead of ``config.terminal_backend``; not yet entered, the
+            engine enters and leaves it.
+        clock: Seconds, monotonic.
+        retry_delay_s: Wait before the first retry of a rollout; doubles with each further one.
+
+    Attributes:
+        run_id: Labels every sandbox of this engine.
+    """
+
+    def __init__(
+        self,
+        config: AgentFields,
+        servers: Sequence[ServerConfig] | None = None,
+        *,
+        model: ChatModel | PerTaskModel | None = None,
+        backend: Backend | None = None,
+        clock: Clock = time.monotonic,
+        retry_delay_s: float = 1.0,
+    ) -> None:
+        if (model is None) == (not servers):
+            raise ConfigError("Give the engine either servers or a model.")
+        self.run_id = uuid.uuid4().hex[:12]
+        self._config = config
+        self._servers = tuple(servers or ())
+        self._model = model
+        self._backend = backend
+        self._clock = clock
+        self._retry_delay_s = retry_delay_s
+        self._site: RolloutSite | None = None
+        self._group: TaskGroup | None = None
+        self._activities: set[Activity] = set()
+        self._activity_ended = anyio.Event()
+        self._closing = anyio.Event()
+        self._closed = anyio.Event()
+        self._close_error: Exception | None = None
+
+    async def __aenter__(self) -> Self:
+        """Connect to the backend and open the models.
+
+        Raises:
+            BackendUnavailable: What is behind the backend cannot be reached.
+            ConfigError: A name is unknown, an extra is missing, or the engine was entered before.
+        """
+        if self._group is not None:
+            raise ConfigError("An engine can be entered only once; make a new one.")
+        self._group = anyio.create_task_group()
+        await self._group.__aenter__()
+        try:
+            self._site = await self._group.start(self._keep)
+        except BaseException:
+            self._closing.set()
+            self._closed.set()
+            await self._group.__aexit__(None, None, None)
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close; see :meth:`aclose`. An exception of the body leaves as it came.
+
+        Raises:
+            SandboxError: The backend could not remove what is left, or not disconnect.
+        """
+        self._closing.set()
+        if self._group is not None:
+            # Not given the exception: the group would wrap it, and the keeper ends by itself.
+            await self._group.__aexit__(None, None, None)
+        if self._close_error is not None:
+            raise self._close_error from exc
+
+    async def aclose(self) -> None:
+        """Tear down every rollout, close models and backend. From any task; idempotent.
+
+        Waiting results raise :class:`~hermes_rl.errors.EngineClosed`. The task that entered the
+        engine still has to leave it, which is then immediate.
+        """
+        self._closing.set()
+        if self._group is not None:
+            await self._closed.wait()
+
+    async def rollout(
+        self, task: Task, *, attempt: int = 0, seed: int | None = None
+    ) -> RolloutResult:
+        """Run one rollout. Cancelling it tears it down before this returns.
+
+        Args:
+            task: What to do.
+            attempt: 0-based attempt of this task.
+            seed: Sampling seed; None = derived from the configured one, task and attempt.
+
+        Raises:
+            TaskError: The task is malformed.
+            ConfigError: The configuration cannot work for this task.
+            ModelUnauthorized, ModelNotFound: The model cannot be used.
+            EngineClosed: The engine is closed.
+        """
+        handle = self.start(task, attempt=attempt, seed=seed)
+        try:
+            return await handle.result()
+        finally:
+            if not handle.is_done:
+                await handle.stopped()
+
+    def start(
+        self,
+        task: Task,
+        *,
+        attempt: int = 0,
+        seed: int | None = None,
+        tool_names: Sequence[str] | None = None,
+    ) -> RolloutHandle:
+        """Start one rollout and return at once; see :meth:`rollout`.
+
+        Args:
+            task: What to do.
+            attempt: 0-based attempt of this task.
+            seed: Sampling seed; None = derived.
+            tool_names: The agent's tools, e.g. drawn for a group; None = as configured.
+        """
+        if tool_names is None:
+            (plan,) = plan_all(self._config, [task])
+        else:
+            plan = plan_rollout(self._config, task, tool_names)
+        handle = RolloutHandle(self._rollout(plan, attempt, seed))
+        self._spawn(handle)
+        return handle
+
+    def run(
+        self,
+        tasks: Iterable[Task],
+        *,
+        attempts: int = 1,
+        max_workers: int | None = None,
+        skip: Container[tuple[str, int]] = frozenset(),
+    ) -> RolloutStream:
+        """Return the stream of ``attempts`` rollouts per task, in the order they finish.
+
+        Work is taken attempt by attempt: every task once before any task twice.
+
+        Args:
+            tasks: Ids must be unique.
+            attempts: Rollouts per task.
+            max_workers: Rollouts at once; None = ``max_eval_workers`` where the configuration has
+                it, else ``max_running_sandboxes``.
+            skip: Pairs (task id, attempt) that are not to run.
+
+        Raises:
+            TaskError: A task is malformed, or an id occurs twice.
+            ConfigError: ``terminal_lifetime`` is below what tasks need.
+        """
+        plans = plan_all(self._config, tasks)
+        if max_workers is None:
+            default = self._config.max_running_sandboxes
+            max_workers = getattr(self._config, "max_eval_workers", default)
+        return RolloutStream(
+            _work(plans, attempts, skip),
+            workers=max(1, min(max_workers, len(plans) * attempts)),
+            spawn=self._spawn,
+            rollout=self._rollout,
+        )
+
+    def _rollout(self, plan: RolloutPlan, attempt: int, seed: int | None = None) -> Rollout:
+        if self._site is None or self._closing.is_set():
+            raise EngineClosed("The engine is not open: use it inside 'async with'.")
+        base: int | None = getattr(self._config, "seed", None)
+        if seed is None and base is not None:
+            seed = rollout_seed(base, plan.description.id, attempt)
+        return Rollout(self._site, plan, attempt=attempt, seed=seed)
+
+    def _spawn(self, activity: Activity) -> None:
+        if self._group is None or self._site is None or self._closing.is_set():
+            raise EngineClosed("The engine is not open: use it inside 'async with'.")
+        self._activities.add(activity)
+        self._group.start_soon(self._run_activity, activity)
+
+    async def _run_activity(self, activity: Activity) -> None:
+        try:
+            await activity.run()
+        finally:
+            self._activities.discard(activity)
+            self._activity_ended.set()
+
+    async def _keep(self, *, task_status: TaskStatus[RolloutSite]) -> None:
+        """Hold backend and models open until the engine closes; see the module's docstring."""
+        stack = AsyncExitStack()
+        try:
+            task_status.started(await self._open(stack))
+            await self._closing.wait()
+        finally:
+            self._closing.set()
+            await self._end_activities()
+            with anyio.move_on_after(CLOSE_S, shield=True):
+                await self._leave(stack)
+            self._closed.set()
+
+    async def _open(self, stack: AsyncExitStack) -> RolloutSite:
+        config = self._config
+        ToolChoice(config)  # Refuses what is not available before anything is started.
+        backend = self._backend or open_backend(config.terminal_backend, self._backend_settings())
+        await stack.enter_async_context(backend)
+        model = self._model
+        if model is None:
+            model = await stack.enter_async_context(self._open_model())
+        return RolloutSite(
+            config=config,
+            backend=backend,
+            model=model,
+            running=anyio.CapacityLimiter(config.max_running_sandboxes),
+            reward_threads=anyio.CapacityLimiter(config.max_running_sandboxes),
+            clock=self._clock,
+            retry_delay_s=self._retry_delay_s,
+        )
+
+    def _open_model(self) -> AbstractAsyncContextManager[ChatModel]:
+        config = self._config
+        is_chosen = "tool_call_parser" in config.model_fields_set
+        return open_model(
+            self._servers,
+            max_calls=config.max_model_calls,
+            tool_call_parser=get_parser(config.tool_call_parser) if is_chosen else None,
+            reasoning_in_history=config.reasoning_in_history,
+        )
+
+    def _backend_settings(self) -> BackendSettings:
+        return BackendSettings(
+            run_id=self.run_id,
+            max_starting=self._config.max_starting_sandboxes,
+            network=self._config.terminal_network,
+            options=self._config.backend_options,
+        )
+
+    async def _end_activities(self) -> None:
+        with anyio.CancelScope(shield=True):
+            for activity in self._activities:
+                activity.close()
+            while self._activities:
+                self._activity_ended = anyio.Event()
+                await self._activity_ended.wait()
+
+    async def _leave(self, stack: AsyncExitStack) -> None:
+        try:
+            await stack.aclose()
+        except Exception as error:
+            self._close_error = error
+
+
+def _work(
+    plans: Sequence[RolloutPlan], attempts: int, skip: Container[tuple[str, int]]
+) -> Iterator[tuple[RolloutPlan, int]]:
+    for attempt in range(attempts):
+        for plan in plans:
+            if (plan.description.id, attempt) not in skip:
+                yield plan, attempt

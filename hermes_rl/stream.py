@@ -1,0 +1,201 @@
+"""Rollouts in progress: one behind a handle, many behind a stream.
+
+Both run in the engine's task group, never in the caller's task, and hold a cancel scope of their
+own. So leaving a loop early, an exception in its body, or closing the engine from another task
+ends exactly them, and the caller's task is never cancelled behind its back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Protocol, Self
+
+import anyio
+
+from hermes_rl.errors import EngineClosed
+from hermes_rl.plan import RolloutPlan
+from hermes_rl.rollout import Rollout, RolloutResult
+
+__all__ = ["Activity", "RolloutHandle", "RolloutStream"]
+
+STOP_S = 90.0
+"""Longest wait for cancelled rollouts to be torn down; each of its steps has a smaller bound."""
+
+
+class Activity(Protocol):
+    """Something that runs in the engine's task group."""
+
+    async def run(self) -> None:
+        """Run to the end; never raises but for cancellation."""
+        ...
+
+    def close(self) -> None:
+        """The engine is closing: end at once."""
+        ...
+
+
+class RolloutHandle:
+    """One rollout in progress, from :meth:`RolloutEngine.start`."""
+
+    def __init__(self, rollout: Rollout) -> None:
+        self._rollout = rollout
+        self._done = anyio.Event()
+        self._result: RolloutResult | None = None
+        self._error: Exception = EngineClosed("The engine was closed before this rollout ended.")
+        self._is_closing = False
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the rollout has ended and everything of it is torn down."""
+        return self._done.is_set()
+
+    def cancel(self) -> None:
+        """Tear the rollout down; its result has the status ``cancelled``. Never waits."""
+        self._rollout.cancel()
+
+    async def result(self) -> RolloutResult:
+        """Wait for the result. Cancelling the wait does not cancel the rollout.
+
+        Raises:
+            EngineClosed: The engine was closed first.
+            HermesRLError: One that stops the whole run: a wrong key, a wrong configuration.
+        """
+        await self._done.wait()
+        if self._result is None:
+            raise self._error
+        return self._result
+
+    async def stopped(self) -> None:
+        """Cancel the rollout and wait, shielded, until it is torn down."""
+        self.cancel()
+        with anyio.move_on_after(STOP_S, shield=True):
+            await self._done.wait()
+
+    async def run(self) -> None:
+        """Run the rollout; the engine's part."""
+        try:
+            result = await self._rollout.run()
+            if result.status != "cancelled" or not self._is_closing:
+                self._result = result
+        except Exception as error:
+            self._error = error
+        finally:
+            self._done.set()
+
+    def close(self) -> None:
+        """End the rollout because the engine closes; the engine's part."""
+        self._is_closing = True
+        self._rollout.cancel()
+
+
+class RolloutStream:
+    """Results of many rollouts as they finish, from :meth:`RolloutEngine.run`.
+
+    An async context manager and iterator::
+
+        async with engine.run(tasks) as results:
+            async for result in results:
+                ...
+
+    Leaving the context by any way ends what still runs. At most ``2 * workers`` results exist at
+    once, running or waiting to be taken: a slow reader slows the workers down.
+    """
+
+    def __init__(
+        self,
+        work: Iterator[tuple[RolloutPlan, int]],
+        *,
+        workers: int,
+        spawn: Callable[[RolloutStream], None],
+        rollout: Callable[[RolloutPlan, int], Rollout],
+    ) -> None:
+        self._work = work
+        self._workers = workers
+        self._spawn = spawn
+        self._rollout = rollout
+        self._scope = anyio.CancelScope()
+        self._slots = anyio.Semaphore(2 * workers)
+        # Without a bound of its own: the slots are the bound, and a finished result is never held
+        # back in a worker, where stopping would lose it.
+        self._send, self._receive = anyio.create_memory_object_stream[RolloutResult](float("inf"))
+        self._ended = anyio.Event()
+        self._error: Exception | None = None
+
+    async def __aenter__(self) -> Self:
+        """Start the workers.
+
+        Raises:
+            EngineClosed: The engine is closed.
+        """
+        self._spawn(self)
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """End what still runs and wait, shielded, until it is torn down."""
+        self._scope.cancel()
+        with anyio.move_on_after(STOP_S, shield=True):
+            await self._ended.wait()
+        self._receive.close()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> RolloutResult:
+        """Return the next result.
+
+        Raises:
+            EngineClosed: The engine was closed while rollouts were still to come.
+            HermesRLError: One that stops the whole run, after every finished result was taken.
+        """
+        try:
+            result = await self._receive.receive()
+        except anyio.EndOfStream:
+            if self._error is not None:
+                raise self._error from None
+            raise StopAsyncIteration from None
+        self._slots.release()
+        return result
+
+    def stop(self) -> None:
+        """Take no more work and tear down what runs; finished results can still be read."""
+        self._scope.cancel()
+
+    def close(self) -> None:
+        """End because the engine closes; the engine's part."""
+        self._fail(EngineClosed("The engine was closed while rollouts were running."))
+
+    async def run(self) -> None:
+        """Run the workers; the engine's part."""
+        try:
+            with self._scope:
+                async with anyio.create_task_group() as group:
+                    for _ in range(self._workers):
+                        group.start_soon(self._run_worker)
+        finally:
+            self._send.close()
+            self._ended.set()
+
+    async def _run_worker(self) -> None:
+        while True:
+            await self._slots.acquire()
+            plan, attempt = next(self._work, (None, 0))
+            if plan is None:
+                self._slots.release()
+                return
+            try:
+                result = await self._rollout(plan, attempt).run()
+            except Exception as error:
+                self._fail(error)
+                return
+            self._send.send_nowait(result)
+
+    def _fail(self, error: Exception) -> None:
+        """Stop all workers; the reader gets ``error`` after the finished results."""
+        self._error = self._error or error
+        self._scope.cancel()
