@@ -30,8 +30,10 @@ __all__ = [
     "ConfigModel",
     "EnvConfig",
     "ProcessesAtReward",
+    "SelectionFields",
     "ServerConfig",
     "ServerType",
+    "TrainingFields",
 ]
 
 
@@ -292,7 +294,33 @@ class AtroposFields(ConfigModel):
     """Unused by Atropos itself."""
 
 
-class EnvConfig(AgentFields, AtroposFields):
+class SelectionFields(ConfigModel):
+    """Which tasks run, how often, and from which seed."""
+
+    attempts: Annotated[int, AFFECTS_SCORE] = Field(default=1, ge=1)
+    """Rollouts per task."""
+    seed: Annotated[int, AFFECTS_SCORE] = 0
+    """Seeds sampling and generated tasks."""
+    task_filter: Annotated[list[str] | None, AFFECTS_SCORE] = None
+    """Tasks to run: ids, globs, or key=glob on a task's metadata (split=train); None = all."""
+    skip_tasks: Annotated[list[str] | None, AFFECTS_SCORE] = None
+    """Tasks to leave out, written as in task_filter."""
+
+
+class TrainingFields(ConfigModel):
+    """What ``serve`` and ``process`` do with groups, beyond Atropos' own fields."""
+
+    group_failures: Literal["retry", "drop"] = "retry"
+    """A rollout of a group that is errored: run another in its place, or drop the group."""
+    fork_policy: Literal["longest", "last", "drop"] = "longest"
+    """Which token sequence of a forked rollout is trained on."""
+    resend_on_restart: bool = False
+    """Send again what a restarted trajectory API had taken but not handed out."""
+    jsonl_rows: Literal["group", "trajectory"] = "group"
+    """process: one line per group, or one per trajectory."""
+
+
+class EnvConfig(AgentFields, SelectionFields, TrainingFields, AtroposFields):
     """Configuration of ``evaluate``; needs no Atropos, reads Atropos' YAML files."""
 
     max_token_length: Annotated[int | None, AFFECTS_SCORE] = Field(default=None, ge=1)
@@ -305,14 +333,6 @@ class EnvConfig(AgentFields, AtroposFields):
     """Default of every server's max_reasoning_tokens."""
     max_eval_workers: int = Field(default=16, ge=1)
     """Rollouts running at once in evaluate."""
-    attempts: Annotated[int, AFFECTS_SCORE] = Field(default=1, ge=1)
-    """Rollouts per task."""
-    seed: Annotated[int, AFFECTS_SCORE] = 0
-    """Seeds sampling and generated tasks."""
-    task_filter: Annotated[list[str] | None, AFFECTS_SCORE] = None
-    """Tasks to run: ids, globs, or key=glob on a task's metadata (split=train); None = all."""
-    skip_tasks: Annotated[list[str] | None, AFFECTS_SCORE] = None
-    """Tasks to leave out, written as in task_filter."""
     data_dir_to_save_evals: str | None = None
     """Run directory; None = runs/<task set>-<time>."""
 

@@ -1,0 +1,28 @@
+"""Configuration of Atropos environments: the fields of both worlds in one model."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from atroposlib.envs.base import BaseEnvConfig
+from pydantic import model_validator
+
+from hermes_rl.config import AgentFields, SelectionFields, TrainingFields
+
+__all__ = ["HermesAgentEnvConfig"]
+
+
+class HermesAgentEnvConfig(AgentFields, SelectionFields, TrainingFields, BaseEnvConfig):
+    """``BaseEnvConfig`` with the agent's fields; unknown fields are refused.
+
+    Subclass it to add fields of your own. Three fields mean something here that they do not mean
+    in Atropos: ``steps_per_eval=1`` evaluates after every step, ``worker_timeout`` is enforced
+    only where it was set (its default of 600 s is less than most agents need), and
+    ``tokenizer_name`` is loaded only when it was set.
+    """
+
+    @model_validator(mode="after")
+    def _one_choice_of_tools(self) -> Self:
+        if self.distribution is not None and self.enabled_toolsets is not None:
+            raise ValueError("set distribution or enabled_toolsets, not both")
+        return self
