@@ -1,18 +1,23 @@
-"""Where the container engine is, and a client for it without a limit on connections."""
+"""Where the container engine is, a client for it, and the credentials of ``docker login``."""
 
 from __future__ import annotations
 
+import base64
 import os
 import ssl
 from collections.abc import Mapping
 from pathlib import Path
 
 import aiohttp
+import orjson
 from aiodocker import Docker
 
 from hermes_rl.errors import BackendUnavailable, ConfigError
 
-__all__ = ["docker_host", "open_client"]
+__all__ = ["docker_host", "open_client", "registry_auth", "registry_config"]
+
+_HUB = "https://index.docker.io/v1/"
+"""Docker Hub's name in the configuration of the docker command."""
 
 
 def docker_host(environ: Mapping[str, str] = os.environ) -> str:
@@ -68,3 +73,41 @@ def _tls() -> ssl.SSLContext:
     if (certificate := directory / "cert.pem").exists():
         context.load_cert_chain(certificate, directory / "key.pem")
     return context
+
+
+def registry_auth(image: str) -> dict[str, str]:
+    """Return the header with the credentials for an image's registry, if there are any.
+
+    Only what ``docker login`` keeps in config.json itself is read; credential helpers are not run.
+    """
+    first, slash, _ = image.partition("/")
+    is_host = bool(slash) and ("." in first or ":" in first or first == "localhost")
+    credentials = _credentials().get(first if is_host else _HUB)
+    return {} if credentials is None else {"X-Registry-Auth": _encoded(credentials)}
+
+
+def registry_config() -> dict[str, str]:
+    """Return the header with the credentials of all registries, for a build."""
+    credentials = _credentials()
+    return {"X-Registry-Config": _encoded(credentials)} if credentials else {}
+
+
+def _credentials() -> dict[str, dict[str, str]]:
+    directory = Path(os.environ.get("DOCKER_CONFIG", "~/.docker")).expanduser()
+    try:
+        entries = orjson.loads((directory / "config.json").read_bytes()).get("auths") or {}
+        pairs = {
+            registry: base64.b64decode(entry["auth"]).decode().partition(":")
+            for registry, entry in entries.items()
+            if entry.get("auth")
+        }
+    except (OSError, ValueError, AttributeError):
+        return {}
+    return {
+        registry: {"username": user, "password": password, "serveraddress": registry}
+        for registry, (user, _, password) in pairs.items()
+    }
+
+
+def _encoded(value: object) -> str:
+    return base64.urlsafe_b64encode(orjson.dumps(value)).decode()

@@ -33,7 +33,7 @@ from aiodocker.stream import Stream
 from yarl import URL
 
 from hermes_rl.backends.docker_archive import ArchiveStat
-from hermes_rl.backends.docker_connection import open_client
+from hermes_rl.backends.docker_connection import open_client, registry_auth, registry_config
 from hermes_rl.backends.docker_errors import TIMED_OUT, UNREACHABLE, EngineFailure
 
 __all__ = ["AttachTransport", "DockerEngine"]
@@ -359,25 +359,41 @@ class DockerEngine:
 
     def pull(self, image: str) -> AsyncGenerator[dict[str, Any], None]:
         """Pull an image; yields the engine's progress messages."""
-        name, separator, tag = image.rpartition(":")
         params = {"fromImage": image}
-        if "@" not in image:
-            named = separator and "/" not in tag
-            params = {"fromImage": name if named else image, "tag": tag if named else "latest"}
-        return self._progress("images/create", params=params)
+        if "@" not in image and ":" not in image.rpartition("/")[2]:
+            params["tag"] = "latest"
+        return self._progress("images/create", params, headers=registry_auth(image))
 
     def build(
-        self, tar: AsyncIterable[bytes], *, tag: str, labels: Mapping[str, str]
+        self,
+        tar: AsyncIterable[bytes],
+        *,
+        tag: str,
+        labels: Mapping[str, str],
+        buildkit: bool = False,
     ) -> AsyncGenerator[dict[str, Any], None]:
         """Build an image from a context; yields the engine's progress messages."""
-        params = {"t": tag, "rm": "1", "forcerm": "1", "labels": orjson.dumps(labels).decode()}
-        return self._progress("build", params=params, data=tar)
+        params = {
+            "t": tag,
+            "rm": "1",
+            "forcerm": "1",
+            "labels": orjson.dumps(labels).decode(),
+            "version": "2" if buildkit else "1",
+        }
+        return self._progress("build", params, data=tar, headers=_TAR | registry_config())
 
     async def _progress(
-        self, path: str, *, params: Mapping[str, str], data: AsyncIterable[bytes] | None = None
+        self,
+        path: str,
+        params: Mapping[str, str],
+        *,
+        headers: Mapping[str, str],
+        data: AsyncIterable[bytes] | None = None,
     ) -> AsyncGenerator[dict[str, Any], None]:
         """Yield the messages of a stream that the engine ends; an error in it is raised."""
-        async with self._response(path, "POST", params=params, data=data, headers=_TAR) as answer:
+        async with self._response(
+            path, "POST", params=params, data=data, headers=headers
+        ) as answer:
             async for message in _json_lines(answer.content):
                 if "error" in message or "errorDetail" in message:
                     detail = message.get("errorDetail") or {}

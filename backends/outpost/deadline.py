@@ -1,6 +1,6 @@
 """Runs one command under a deadline and ends with its exit code; stdlib only.
 
-    deadline.py SECONDS ARGUMENT...
+    deadline.py SECONDS [NAME=VALUE ...] -- ARGUMENT...
 
 Commands that must not pass through the outpost are started by the container engine itself, which
 can neither kill what it started nor let go of output that a background process holds open. This
@@ -36,7 +36,9 @@ def main() -> NoReturn:
     out, err = os.pipe(), os.pipe()
     child = os.fork()
     if child == 0:
-        _become(sys.argv[2:], out[1], err[1])
+        split = sys.argv.index("--")
+        os.environ.update(word.split("=", 1) for word in sys.argv[2:split])
+        _become(sys.argv[split + 1 :], out[1], err[1])
     os.close(out[1])
     os.close(err[1])
     status = _watch(child, {out[0]: 1, err[0]: 2}, wake_read, deadline_s)
