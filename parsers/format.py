@@ -97,8 +97,8 @@ class Format(ABC):
         split, scan = self._split(text, tools, finish_reason, reasoning_open)
         invalid = scan.invalid
         if split is None:
-            content, trailing = scan.prose() if scan.calls else (text, "")
-            return self._result(scan, invalid, content, trailing, None, id_seed)
+            content, trailing = self.prose(scan)
+            return self._result(scan, invalid, content, trailing, scan.reasoning, id_seed)
         if scan.text != split.rest:
             if split.is_open:  # nothing but reasoning: report the calls that were begun in it
                 invalid = [entry for entry in scan.invalid if entry.name]
@@ -107,9 +107,13 @@ class Format(ABC):
                 scan = self.scan(split.rest, tools, finish_reason)
                 offset = split.rest_start
                 invalid = [replace(each, position=each.position + offset) for each in scan.invalid]
-        content, trailing = scan.prose() if scan.calls else (scan.text, "")
+        content, trailing = self.prose(scan)
         content = (split.before + content).strip()
         return self._result(scan, invalid, content, trailing, split.reasoning, id_seed)
+
+    def prose(self, scan: Scan) -> tuple[str, str]:
+        """Return content and trailing text; with no valid call the text unchanged, and ""."""
+        return scan.prose() if scan.calls else (scan.text, "")
 
     def make_id(self, digest: bytes) -> str:
         """Return a call id made from 16 bytes."""
@@ -124,8 +128,8 @@ class Format(ABC):
     ) -> tuple[ReasoningSplit | None, Scan]:
         """Return the split, None if there is no reasoning, and the scan of the whole text."""
         scan = self.scan(text, tools, finish_reason)
-        tags = (tag for pair in self.reasoning_tags for tag in (pair.open, pair.close))
-        if not reasoning_open and not any(tag in text for tag in tags):
+        tags = [tag for pair in self.reasoning_tags for tag in (pair.open, pair.close)]
+        if not tags or not (reasoning_open or any(tag in text for tag in tags)):
             return None, scan
         split = split_reasoning(
             text,

@@ -15,9 +15,10 @@ from typing import Literal
 
 from hermes_rl.types import InvalidCall
 
-__all__ = ["Finder", "FoundCall", "Piece", "Scan", "is_cut_tag", "skip_space"]
+__all__ = ["Finder", "FoundCall", "Piece", "Scan", "is_cut_tag", "is_name", "skip_space"]
 
 _SPACE = re.compile(r"\s*+")
+_NAME = re.compile(r"""[^\s<>{}()\[\]"'`,;=]++""")
 _CONTENT_CODES = frozenset({"json", "arguments", "name", "id"})
 
 
@@ -31,6 +32,14 @@ def is_cut_tag(text: str, position: int, *tags: str) -> bool:
     """Whether the text from ``position`` to its end is an unfinished (or empty) one of ``tags``."""
     size = len(text) - position
     return any(size < len(tag) and tag.startswith(text[position:]) for tag in tags)
+
+
+def is_name(text: str) -> bool:
+    """Whether ``text`` can be a tool's name: one word without brackets or quotes.
+
+    No list of tools is asked: an unknown name is the environment's business.
+    """
+    return _NAME.fullmatch(text) is not None
 
 
 class Finder:
@@ -103,6 +112,7 @@ class Scan:
         calls: Valid calls.
         invalid: Malformed calls.
         markers: How many call markers were seen.
+        reasoning: Reasoning that the format itself marks, beside any reasoning block.
     """
 
     text: str
@@ -110,6 +120,7 @@ class Scan:
     calls: list[FoundCall] = field(default_factory=list)
     invalid: list[InvalidCall] = field(default_factory=list)
     markers: int = 0
+    reasoning: str | None = None
 
     def add_call(
         self, start: int, end: int, *, name: str, arguments: str, call_id: str | None = None
