@@ -7,6 +7,7 @@ from a fixed list of turns.
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -17,7 +18,21 @@ import orjson
 from hermes_rl.model.protocol import Sampling
 from hermes_rl.types import Completion, JSONObject, Message, TokenSequence, ToolCall, Usage
 
-__all__ = ["Script", "ScriptedModel", "Turn", "call", "nop_model", "replay", "say"]
+__all__ = [
+    "Script",
+    "ScriptedModel",
+    "Turn",
+    "call",
+    "nop_model",
+    "random_model",
+    "replay",
+    "say",
+]
+
+RANDOM_TURNS = 3
+"""Commands per rollout of :func:`random_model`."""
+_COMMANDS = ("cat /etc/hostname", "date", "echo", "env", "false", "ls", "uname")
+_OPERANDS = ("-l", "-a", ".", "/etc/passwd", "~", "x", "0", "| wc -l", "> ~/out.txt")
 
 Turn = Completion
 Script = Callable[[Sequence[Message]], Turn]
@@ -93,3 +108,22 @@ class ScriptedModel:
 def nop_model() -> ScriptedModel:
     """Return the model that does nothing at all: the floor of every benchmark."""
     return ScriptedModel(replay([], end=""), name="nop")
+
+
+def random_model(seed: int = 0) -> ScriptedModel:
+    """Return a model that runs random harmless commands whatever it is asked, then stops.
+
+    A negative control: a reward above 0 for it is a fault of the reward. The commands depend on
+    ``seed``, the conversation's first user message and the turn only.
+    """
+
+    def next_turn(messages: Sequence[Message]) -> Turn:
+        spoken = sum(message["role"] == "assistant" for message in messages)
+        if spoken >= RANDOM_TURNS:
+            return say("Done.")
+        asked = next((m["content"] for m in messages if m["role"] == "user"), "")
+        rng = random.Random(f"{seed}:{spoken}:{asked}")
+        words = [rng.choice(_COMMANDS), *rng.choices(_OPERANDS, k=rng.randint(1, 3))]
+        return call("terminal", {"command": " ".join(words)})
+
+    return ScriptedModel(next_turn, name="random")
