@@ -12,12 +12,15 @@ from types import TracebackType
 from typing import Protocol, Self
 
 import anyio
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-from hermes_rl.errors import EngineClosed
+from hermes_rl.errors import ConfigError, EngineClosed
 from hermes_rl.plan import RolloutPlan
 from hermes_rl.rollout import Rollout, RolloutResult
 
 __all__ = ["Activity", "RolloutHandle", "RolloutStream"]
+
+_Channel = tuple[MemoryObjectSendStream[RolloutResult], MemoryObjectReceiveStream[RolloutResult]]
 
 STOP_S = 90.0
 """Longest wait for cancelled rollouts to be torn down; each of its steps has a smaller bound."""
@@ -116,9 +119,7 @@ class RolloutStream:
         self._rollout = rollout
         self._scope = anyio.CancelScope()
         self._slots = anyio.Semaphore(2 * workers)
-        # Without a bound of its own: the slots are the bound, and a finished result is never held
-        # back in a worker, where stopping would lose it.
-        self._send, self._receive = anyio.create_memory_object_stream[RolloutResult](float("inf"))
+        self._finished: _Channel | None = None
         self._ended = anyio.Event()
         self._error: Exception | None = None
 
@@ -128,7 +129,14 @@ class RolloutStream:
         Raises:
             EngineClosed: The engine is closed.
         """
-        self._spawn(self)
+        # Without a bound of its own: the slots are the bound, and a finished result is never held
+        # back in a worker, where stopping would lose it.
+        self._finished = anyio.create_memory_object_stream(float("inf"))
+        try:
+            self._spawn(self)
+        except EngineClosed:
+            self._close_channel()
+            raise
         return self
 
     async def __aexit__(
@@ -141,7 +149,7 @@ class RolloutStream:
         self._scope.cancel()
         with anyio.move_on_after(STOP_S, shield=True):
             await self._ended.wait()
-        self._receive.close()
+        self._close_channel()
 
     def __aiter__(self) -> Self:
         return self
@@ -153,8 +161,10 @@ class RolloutStream:
             EngineClosed: The engine was closed while rollouts were still to come.
             HermesRLError: One that stops the whole run, after every finished result was taken.
         """
+        if self._finished is None:
+            raise ConfigError("Enter the stream first: async with engine.run(...) as results.")
         try:
-            result = await self._receive.receive()
+            result = await self._finished[1].receive()
         except anyio.EndOfStream:
             if self._error is not None:
                 raise self._error from None
@@ -178,7 +188,8 @@ class RolloutStream:
                     for _ in range(self._workers):
                         group.start_soon(self._run_worker)
         finally:
-            self._send.close()
+            if self._finished is not None:
+                self._finished[0].close()
             self._ended.set()
 
     async def _run_worker(self) -> None:
@@ -193,7 +204,16 @@ class RolloutStream:
             except Exception as error:
                 self._fail(error)
                 return
-            self._send.send_nowait(result)
+            self._put(result)
+
+    def _put(self, result: RolloutResult) -> None:
+        if self._finished is not None:
+            self._finished[0].send_nowait(result)
+
+    def _close_channel(self) -> None:
+        if self._finished is not None:
+            for end in self._finished:
+                end.close()
 
     def _fail(self, error: Exception) -> None:
         """Stop all workers; the reader gets ``error`` after the finished results."""

@@ -78,6 +78,14 @@ def _deadline(seconds: float, error: HermesRLError) -> Iterator[None]:
         raise error
 
 
+def _is_agents_doing(error: HermesRLError, agent: AgentResult) -> bool:
+    """Say whether a reward failed because the agent had broken its sandbox."""
+    if agent.stop_reason is StopReason.SANDBOX_BROKEN:
+        return isinstance(error, SandboxError | RewardError)
+    cause = error if isinstance(error, SandboxGone) else error.__cause__
+    return isinstance(cause, SandboxGone) and cause.by_agent
+
+
 class Trial:
     """One try. ``run`` once; then read the attributes.
 
@@ -146,10 +154,12 @@ class Trial:
         agent, model_error = await self._act(model, tools)
         try:
             await self._score(agent, sandbox, tools)
-        finally:
-            if model_error is not None:
-                self.phase = "agent"
+        except Exception as error:
+            # After a failed model the score is only evidence; the failure to report is the model's.
+            if model_error is None or stops_run(error):
+                raise
         if model_error is not None:
+            self.phase = "agent"
             raise model_error
 
     @contextmanager
@@ -268,23 +278,27 @@ class Trial:
                     sync_reward=config.sync_reward,
                     threads=self._site.reward_threads,
                 )
-            except SandboxGone as error:
-                if not error.by_agent and agent.stop_reason is not StopReason.SANDBOX_BROKEN:
+            except HermesRLError as error:
+                if not _is_agents_doing(error, agent):
                     raise
                 self.reward = Reward(0.0, evidence={"sandbox_broken": str(error)})
 
     async def _tear_down(self) -> None:
         with self._timed("teardown"):
-            if self._tools is not None:
-                await self._close("tools", self._tools.aclose, CLOSE_TOOLS_S)
-            if self._sandbox is not None:
-                await self._close("sandbox", self._sandbox.close, CLOSE_SANDBOX_S)
+            try:
+                if self._tools is not None:
+                    await self._close("tools", self._tools.aclose, CLOSE_TOOLS_S)
+            finally:
+                if self._sandbox is not None:
+                    await self._close("sandbox", self._sandbox.close, CLOSE_SANDBOX_S)
 
     async def _close(self, what: str, close: Callable[[], Awaitable[None]], bound_s: float) -> None:
         """Close one thing, shielded and bounded, whatever it raises."""
         with anyio.move_on_after(bound_s, shield=True) as scope:
             try:
                 await close()
+            except SandboxGone:
+                return
             except Exception as error:
                 self.teardown_error = error
         if scope.cancelled_caught:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import posixpath
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from types import TracebackType
@@ -32,7 +33,8 @@ from hermes_rl.sandbox import (
 
 __all__ = ["FakeBackend", "FakeSandbox"]
 
-Handler = Callable[[str | Sequence[str]], ExecResult]
+Handler = Callable[[str | Sequence[str]], ExecResult | Awaitable[ExecResult]]
+"""Answers a command; may be async, may raise what a real sandbox may raise."""
 
 
 def _succeed(_: str | Sequence[str]) -> ExecResult:
@@ -48,6 +50,7 @@ class FakeSandbox:
         self.files: dict[str, bytes] = {}
         self.commands: list[str | Sequence[str]] = []
         self.closed = 0
+        self.killed = 0
         self._run = run
         self._home = home
 
@@ -78,7 +81,8 @@ class FakeSandbox:
         self._alive()
         await anyio.lowlevel.checkpoint()
         self.commands.append(cmd)
-        return self._run(cmd)
+        answer = self._run(cmd)
+        return await answer if inspect.isawaitable(answer) else answer
 
     def stream(
         self, cmd: str | Sequence[str], **options: object
@@ -138,8 +142,9 @@ class FakeSandbox:
         await anyio.Path(local).write_bytes(await self.read(remote, max_bytes=max_bytes))
 
     async def kill_all(self) -> None:
-        """Do nothing: there are no processes."""
+        """Count it: there are no processes."""
         self._alive()
+        self.killed += 1
 
     def pause(self) -> AbstractAsyncContextManager[None]:
         """Refuse: a fake has no processes to freeze."""
@@ -156,18 +161,27 @@ class FakeSandbox:
 
     async def close(self) -> None:
         """Count the close."""
+        await anyio.lowlevel.checkpoint()
         self.closed += 1
 
 
 class FakeBackend:
-    """Hands out :class:`FakeSandbox` objects and remembers them in ``created``."""
+    """Hands out :class:`FakeSandbox` objects and remembers them in ``created``.
+
+    Args:
+        make: Makes a sandbox; may be async, may raise what a real backend may raise.
+    """
 
     name = "fake"
-    capabilities: frozenset[Capability] = frozenset()
     limits = BackendLimits()
 
-    def __init__(self, make: Callable[[SandboxSpec], FakeSandbox] | None = None) -> None:
+    def __init__(
+        self,
+        make: Callable[[SandboxSpec], FakeSandbox | Awaitable[FakeSandbox]] | None = None,
+    ) -> None:
+        self.capabilities: frozenset[Capability] = frozenset()
         self.created: list[FakeSandbox] = []
+        self.specs: list[SandboxSpec] = []
         self._make = make or (lambda spec: FakeSandbox(id=f"fake-{len(self.created)}"))
 
     async def __aenter__(self) -> Self:
@@ -188,9 +202,16 @@ class FakeBackend:
     async def create(self, spec: SandboxSpec) -> FakeSandbox:
         """Make a sandbox."""
         await anyio.lowlevel.checkpoint()
-        sandbox = self._make(spec)
+        self.specs.append(spec)
+        made = self._make(spec)
+        sandbox = await made if inspect.isawaitable(made) else made
         self.created.append(sandbox)
         return sandbox
+
+    @property
+    def alive(self) -> list[FakeSandbox]:
+        """Sandboxes that were not closed."""
+        return [sandbox for sandbox in self.created if not sandbox.closed]
 
     async def sweep(self) -> Sequence[str]:
         """Find nothing."""
