@@ -94,7 +94,7 @@ class AdaptiveLimiter:
         permit = Permit(self, self.episodes, busy=False)
         await self._tokens.acquire_on_behalf_of(permit)
         permit.episode = self.episodes
-        permit.busy = self.in_flight >= BUSY_SHARE * self._limit
+        permit.busy = self.in_flight >= BUSY_SHARE * self.limit
         return permit
 
     def settle(self, permit: Permit) -> None:
@@ -114,8 +114,9 @@ class AdaptiveLimiter:
         self.episodes += 1
         self._slow_start = False
         before = self.limit
-        # What was in flight is what the server refused; the limit may have been far above it.
-        self._set(max(1.0, CUT * min(self._limit, self.in_flight)))
+        # The limit may have been far above what was in flight when the server refused.
+        used = min(self._limit, max(self.in_flight, self._limit / 2))
+        self._set(max(1.0, CUT * used))
         _log.info("%s: too many requests at once, limit %d -> %d", self._name, before, self.limit)
 
     def _set(self, limit: float) -> None:
