@@ -16,15 +16,22 @@ from urllib.parse import urlsplit, urlunsplit
 
 from pydantic import SecretStr, ValidationError
 
-from hermes_rl.config import AFFECTS_SCORE, AtroposFields, ConfigModel, EnvConfig, ServerConfig
+from hermes_rl.config import (
+    AFFECTS_SCORE,
+    AtroposFields,
+    ConfigModel,
+    EnvConfig,
+    ServerConfig,
+    TrainingFields,
+)
 from hermes_rl.config_sources import Layer
 from hermes_rl.errors import ConfigError
 from hermes_rl.types import JSONObject
 
 __all__ = [
     "REDACTED",
+    "idle_settings",
     "layer_of_models",
-    "notices",
     "public_config",
     "recorded_layers",
     "resolve",
@@ -131,19 +138,10 @@ def _set_values(model: ConfigModel) -> JSONObject:
     return {name: getattr(model, name) for name in sorted(model.model_fields_set)}
 
 
-def notices(env: EnvConfig, servers: Sequence[ServerConfig]) -> list[str]:
-    """Return one line per kind of setting that was given and does nothing in evaluate."""
-    idle = sorted(env.model_fields_set & AtroposFields.model_fields.keys())
-    ours = {"n_kwarg_is_ignored", "health_check", "num_requests_for_eval", "rolling_buffer_length"}
-    servers_idle = sorted({name for server in servers for name in server.model_fields_set & ours})
-    lines = []
-    if idle:
-        names = ", ".join(f"env.{name}" for name in idle)
-        lines.append(f"Accepted, but evaluate does nothing with {names}.")
-    if servers_idle:
-        names = ", ".join(f"openai.{name}" for name in servers_idle)
-        lines.append(f"Accepted for Atropos' files, without effect: {names}.")
-    return lines
+def idle_settings(env: EnvConfig) -> list[str]:
+    """Return the fields that were set, and with which ``evaluate`` does nothing."""
+    idle = AtroposFields.model_fields.keys() | TrainingFields.model_fields.keys()
+    return sorted(f"env.{name}" for name in env.model_fields_set & idle)
 
 
 def with_reasoning(

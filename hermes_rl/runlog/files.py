@@ -5,6 +5,7 @@ Everything here blocks and is called in the run log's own writer thread.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import os
@@ -60,7 +61,7 @@ def write_whole(path: Path, chunks: Iterable[bytes]) -> None:
     Raises:
         RunLogError: The file cannot be written; no part of it is left behind.
     """
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft = path.with_name(f".{path.name}.draft")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with draft.open("wb") as file:
@@ -70,7 +71,8 @@ def write_whole(path: Path, chunks: Iterable[bytes]) -> None:
         draft.replace(path)
         _sync_folder(path.parent)
     except OSError as error:
-        draft.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            draft.unlink()
         raise fault(path, error) from error
 
 

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Literal
 
 from hermes_rl.errors import RunLogError
-from hermes_rl.rollout import RolloutFailure, RolloutResult
+from hermes_rl.results import RolloutFailure, RolloutResult
 from hermes_rl.runlog.encoding import encode
 from hermes_rl.runlog.schema import FailureRecord, RolloutRecord, TranscriptHeader
 from hermes_rl.types import AgentResult
@@ -44,6 +44,7 @@ def record_of(result: RolloutResult, *, transcript: str | None, finished_at: str
         timings=_timings(result),
         counters=dict(agent.counters) if agent else {},
         failure=_failure(result.failure) if result.failure else None,
+        retried=[_failure(failure) for failure in result.retried],
         metadata=dict(result.metadata),
         transcript=transcript,
         missing_protections=list(result.missing_protections),
@@ -63,6 +64,7 @@ def _failure(failure: RolloutFailure) -> FailureRecord:
         message=failure.message,
         phase=failure.phase,
         attempts=failure.attempts,
+        traceback=failure.traceback,
     )
 
 

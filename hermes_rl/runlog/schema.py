@@ -70,12 +70,13 @@ class ResumeRecord(_Record):
 
 
 class FailureRecord(_Record):
-    """See :class:`hermes_rl.rollout.RolloutFailure`."""
+    """See :class:`hermes_rl.results.RolloutFailure`."""
 
     kind: str
     message: str
     phase: str
     attempts: int = 1
+    traceback: str = ""
 
 
 class RolloutRecord(_Record):
@@ -98,6 +99,8 @@ class RolloutRecord(_Record):
     """Seconds: queued, setup, agent, reward, teardown, model, tool, waiting."""
     counters: dict[str, int] = Field(default_factory=dict)
     failure: FailureRecord | None = None
+    retried: list[FailureRecord] = Field(default_factory=list)
+    """Failures of the tries before the one recorded."""
     metadata: dict[str, Any] = Field(default_factory=dict)
     transcript: str | None = None
     """Path of the transcript relative to the run directory."""

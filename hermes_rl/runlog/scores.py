@@ -176,8 +176,10 @@ def _standard_error(task_means: Sequence[float]) -> float | None:
 def _effective_size(rate: float, task_rates: Sequence[float], rollouts: int) -> float:
     """Return how many independent rollouts the clustered ones are worth."""
     error = _standard_error(task_rates)
-    if not error or rollouts == len(task_rates):
+    if error is None or rate in (0.0, 1.0):
         return len(task_rates)
+    if error == 0.0:
+        return rollouts
     return min(max(rate * (1 - rate) / error**2, len(task_rates)), rollouts)
 
 

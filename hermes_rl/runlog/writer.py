@@ -19,7 +19,7 @@ from anyio import CapacityLimiter, to_thread
 
 import hermes_rl
 from hermes_rl.errors import ResumeMismatch, RunLogError
-from hermes_rl.rollout import RolloutResult
+from hermes_rl.results import RolloutResult
 from hermes_rl.runlog.encoding import encode, encode_pretty
 from hermes_rl.runlog.exports import metrics_of, samples_of
 from hermes_rl.runlog.files import (

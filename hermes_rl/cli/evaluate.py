@@ -1,0 +1,218 @@
+"""Run a task set on a model and score it.
+
+TASKS is a registered name (see 'hermes_rl list'), path.py:Class, or a directory of tasks in
+Terminal-Bench layout. Without it: the bundled terminal-test. Without a model: the embedded one if
+the extra [local] is installed, else each task's own solution.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+
+from hermes_rl.cli.display import Display, make_display, warnings_on
+from hermes_rl.cli.exit_codes import ExitCode, exit_code_of
+from hermes_rl.cli.field_help import field_help
+from hermes_rl.cli.interrupt import Interruption
+from hermes_rl.cli.report import summary_text
+from hermes_rl.cli.settings import EvaluateSettings, evaluate_settings, model_label
+from hermes_rl.config import EnvConfig, ServerConfig
+from hermes_rl.config_layers import public_config
+from hermes_rl.config_sources import Flag, load_dotenv
+from hermes_rl.engine import RolloutEngine
+from hermes_rl.errors import ConfigError, HermesRLError, RunLogError
+from hermes_rl.evaluation import Evaluation, run_header
+from hermes_rl.plan import plan_all
+from hermes_rl.runlog.files import RESULTS
+from hermes_rl.runlog.reader import read_run
+from hermes_rl.runlog.resume import check_same_run
+from hermes_rl.runlog.schema import RunHeader
+from hermes_rl.runlog.scores import Summary
+from hermes_rl.runlog.writer import RunLog
+from hermes_rl.task_selection import TaskSelection, load_selection
+
+RUNS = Path("runs")
+"""Where run directories go unless data_dir_to_save_evals says."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of ``evaluate``."""
+    parser.add_argument("tasks", nargs="?", metavar="TASKS", help="what to run")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="YAML with env: and openai:")
+    parser.add_argument(
+        "--resume",
+        type=Path,
+        metavar="RUN_DIR",
+        help="run what is missing or errored in RUN_DIR, with its settings",
+    )
+    model = parser.add_mutually_exclusive_group()
+    for name, text in (
+        ("oracle", "no model: run each task's own solution"),
+        ("nop", "no model: do nothing"),
+    ):
+        model.add_argument(
+            f"--{name}", dest="server_type", action="store_const", const=name, help=text
+        )
+    parser.add_argument(
+        "--display",
+        choices=["auto", "rich", "plain", "none"],
+        default="auto",
+        help="progress on stderr (default: rich on a terminal, else plain)",
+    )
+    sections = (("env", EnvConfig), ("openai", ServerConfig))
+    parser.epilog = f"{field_help(sections)}\n{parser.epilog or ''}"
+
+
+def run(arguments: argparse.Namespace, flags: Sequence[Flag]) -> int:
+    """Evaluate; see :data:`hermes_rl.cli.exit_codes.EXIT_CODE_HELP`."""
+    load_dotenv(Path.cwd())
+    settings = evaluate_settings(
+        tasks=arguments.tasks,
+        config_path=arguments.config,
+        resume=arguments.resume,
+        server_type=arguments.server_type,
+        flags=flags,
+    )
+    display = make_display(arguments.display)
+    session = _Session(settings, arguments.resume, display)
+    with warnings_on(display):
+        try:
+            code = anyio.run(session.run)
+        finally:
+            display.close()
+    if session.report is not None:
+        print(session.report)
+    if session.error is not None:
+        print(f"hermes_rl: {session.error}", file=sys.stderr)
+    return code
+
+
+@dataclass(slots=True)
+class _Plan:
+    """A run, checked as far as it can be before anything is started."""
+
+    selection: TaskSelection
+    header: RunHeader
+    directory: Path
+
+
+class _Session:
+    """One call of ``evaluate``.
+
+    Attributes:
+        report: Text for stdout, None if there is nothing to report.
+        error: What stopped the run, to be shown after the report; its exit code is returned.
+    """
+
+    def __init__(self, settings: EvaluateSettings, resume: Path | None, display: Display) -> None:
+        self.report: str | None = None
+        self.error: HermesRLError | None = None
+        self._settings = settings
+        self._resume = resume
+        self._display = display
+
+    async def run(self) -> int:
+        """Run under our signal handlers and return the exit code."""
+        code: int = ExitCode.OK
+        with anyio.CancelScope() as scope, Interruption(scope.cancel) as interruption:
+            code = await self._prepare_and_run()
+        return interruption.exit_code or code
+
+    async def _prepare_and_run(self) -> int:
+        for line in self._settings.notices:
+            self._display.say(line)
+        plan = await self._plan()
+        if not plan.selection.tasks:
+            self._display.say("Nothing to evaluate: env.skip_tasks leaves out every task.")
+            return ExitCode.NOTHING_DONE
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._display.run)
+            code = await self._evaluate(plan)
+            group.cancel_scope.cancel()
+        return code
+
+    async def _plan(self) -> _Plan:
+        env, servers = self._settings.env, self._settings.servers
+        task_set = self._settings.source.make(env)
+        selection = await load_selection(task_set, env)
+        plans = plan_all(env, selection.tasks.values())
+        header = run_header(
+            selection,
+            env,
+            servers,
+            models=[model_label(server) for server in servers],
+            tools={name for plan in plans for name in plan.tool_names},
+        )
+        directory = self._resume or _new_directory(env, selection.name)
+        _check_directory(directory, header, is_resumed=self._resume is not None)
+        return _Plan(selection, header, directory)
+
+    async def _evaluate(self, plan: _Plan) -> int:
+        env, servers = self._settings.env, self._settings.servers
+        config = {"tasks": self._settings.source.spec, **public_config(env, servers)}
+        log = RunLog(plan.directory, plan.header, config, resume=self._resume is not None)
+        evaluation: Evaluation | None = None
+        try:
+            async with RolloutEngine(env, servers) as engine, log:
+                self._announce(log, plan)
+                evaluation = Evaluation(
+                    plan.selection,
+                    engine,
+                    log,
+                    workers=env.max_eval_workers,
+                    on_progress=self._display.update,
+                )
+                try:
+                    await evaluation.run()
+                finally:
+                    self._keep_report(log, evaluation.summary)
+        except HermesRLError as error:
+            self.error = error
+            was_running = evaluation is not None and not isinstance(error, ConfigError)
+            return ExitCode.STOPPED if was_running else exit_code_of(error)
+        return _exit_code(evaluation.summary)
+
+    def _announce(self, log: RunLog, plan: _Plan) -> None:
+        env = self._settings.env
+        self._display.say(
+            f"{plan.selection.name}: {len(log.owed)} rollouts of {len(log.header.task_ids)} tasks "
+            f"on {env.terminal_backend}, model {', '.join(log.header.models)}; {log.directory}"
+        )
+
+    def _keep_report(self, log: RunLog, summary: Summary | None) -> None:
+        if summary is None:
+            return
+        text = summary_text(log.header, summary) if summary.recorded else "Nothing was run."
+        again = "" if summary.complete else f"\nContinue with: evaluate --resume {log.directory}"
+        self.report = f"{text}\n{log.directory}{again}"
+
+
+def _exit_code(summary: Summary | None) -> int:
+    if summary is None or not summary.headline.rollouts:
+        return ExitCode.NOTHING_DONE
+    return ExitCode.SOME_ERRORED if summary.errored else ExitCode.OK
+
+
+def _new_directory(env: EnvConfig, name: str) -> Path:
+    if env.data_dir_to_save_evals:
+        return Path(env.data_dir_to_save_evals)
+    stem = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    candidates = [RUNS / stem, *(RUNS / f"{stem}-{number}" for number in range(2, 100))]
+    return next(path for path in candidates if not path.exists())
+
+
+def _check_directory(directory: Path, header: RunHeader, *, is_resumed: bool) -> None:
+    """Find out before anything is started what opening the run log would find."""
+    if is_resumed:
+        check_same_run(read_run(directory).header, header)
+    elif (directory / RESULTS).exists():
+        raise RunLogError(
+            f"{directory} already holds a run. Continue it with --resume {directory}, or choose "
+            "another directory with --env.data_dir_to_save_evals."
+        )

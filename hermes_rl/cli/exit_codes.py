@@ -1,0 +1,38 @@
+"""What the exit code of every command means."""
+
+from __future__ import annotations
+
+import enum
+
+from hermes_rl.errors import ConfigError, HermesRLError, RunLogError, TaskError
+
+__all__ = ["EXIT_CODE_HELP", "ExitCode", "exit_code_of"]
+
+
+class ExitCode(enum.IntEnum):
+    """See :data:`EXIT_CODE_HELP`; a command ended by signal N exits with 128 + N."""
+
+    OK = 0
+    SOME_ERRORED = 1
+    USAGE = 2
+    STOPPED = 3
+    NOTHING_DONE = 4
+    BUG = 70
+
+
+EXIT_CODE_HELP = """\
+exit codes:
+  0    everything was done (whatever the score)
+  1    done, but some rollouts ended in an error of infrastructure (the headline counts them as 0)
+  2    wrong usage, configuration, task set or run directory; nothing was run
+  3    stopped by what no other rollout could get past: model or backend refused, disk full
+  4    nothing was evaluated: no task left, or every task skipped
+  70   a bug in hermes_rl; the traceback says where
+  130, 143, 129   stopped by Ctrl-C, SIGTERM, SIGHUP; what finished is on disk
+"""
+
+
+def exit_code_of(error: HermesRLError) -> ExitCode:
+    """Return the exit code of a command that ended with ``error``."""
+    is_usage = isinstance(error, ConfigError | TaskError | RunLogError)
+    return ExitCode.USAGE if is_usage else ExitCode.STOPPED

@@ -1,0 +1,102 @@
+"""The entry point of ``python -m hermes_rl`` and of the script ``hermes_rl``.
+
+A command is a module of this package with ``add_arguments(parser)`` and
+``run(arguments, flags) -> exit code``; it is imported only when it is called. To add one, write
+``cli/<name>.py`` and name it in :data:`COMMANDS`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Protocol, cast
+
+import hermes_rl
+from hermes_rl.cli.exit_codes import EXIT_CODE_HELP, ExitCode, exit_code_of
+from hermes_rl.config_sources import Flag, split_flags
+from hermes_rl.errors import HermesRLError
+
+__all__ = ["COMMANDS", "Command", "main"]
+
+COMMANDS = {
+    "evaluate": "run a task set and score it",
+    "list": "name task sets, backends, parsers and toolsets",
+    "view": "show a run, or one rollout of it, as plain text",
+}
+"""Name, which is also the module's, and one line of help."""
+
+
+class Command(Protocol):
+    """What a command's module offers. Its docstring is the command's description."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Declare the command's own arguments."""
+        ...
+
+    def run(self, arguments: argparse.Namespace, flags: Sequence[Flag]) -> int:
+        """Do it.
+
+        Args:
+            arguments: As parsed.
+            flags: The dotted flags (``--env.x``) of the command line.
+
+        Returns:
+            The exit code.
+
+        Raises:
+            HermesRLError: An expected failure; shown as one message, without a traceback.
+        """
+        ...
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code; never raises but for ``SystemExit``."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _dispatch(words)
+    except HermesRLError as error:
+        print(f"hermes_rl: {error}", file=sys.stderr)
+        return exit_code_of(error)
+    except KeyboardInterrupt:
+        return 130
+    except Exception:
+        traceback.print_exc()
+        print("hermes_rl: this is a bug; please report the lines above.", file=sys.stderr)
+        return ExitCode.BUG
+
+
+def _dispatch(words: list[str]) -> int:
+    top = _top_parser()
+    arguments = top.parse_args(words[:1])
+    name: str | None = arguments.command
+    if name is None:
+        top.print_help()
+        return ExitCode.USAGE
+    command = cast(Command, importlib.import_module(f"hermes_rl.cli.{name}"))
+    parser = argparse.ArgumentParser(
+        prog=f"hermes_rl {name}",
+        description=command.__doc__,
+        epilog=EXIT_CODE_HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    command.add_arguments(parser)
+    rest, flags = split_flags(words[1:])
+    return command.run(parser.parse_args(rest), flags)
+
+
+def _top_parser() -> argparse.ArgumentParser:
+    lines = "\n".join(f"  {name:<10} {text}" for name, text in COMMANDS.items())
+    parser = argparse.ArgumentParser(
+        prog="hermes_rl",
+        description=hermes_rl.__doc__,
+        epilog=f"commands:\n{lines}\n\n'hermes_rl COMMAND --help' says more.\n\n{EXIT_CODE_HELP}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    version = f"hermes_rl {hermes_rl.__version__}"
+    parser.add_argument("--version", action="version", version=version)
+    parser.add_argument("command", nargs="?", choices=list(COMMANDS), metavar="COMMAND")
+    return parser

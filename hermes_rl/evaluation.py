@@ -1,0 +1,253 @@
+"""Evaluate: tasks x attempts on an engine, recorded as they finish, scored at the end.
+
+Rollouts run side by side and fail alone; only an error that no other rollout could get past
+(a refused API key, a full disk) stops the run. Whatever ends it, what finished is on disk, and
+what was cut short has left no record.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import anyio
+
+import hermes_rl
+from hermes_rl.config import EnvConfig, ServerConfig
+from hermes_rl.config_layers import score_config
+from hermes_rl.engine import RolloutEngine
+from hermes_rl.errors import HermesRLError
+from hermes_rl.runlog.resume import planned
+from hermes_rl.runlog.schema import RolloutRecord, RunHeader
+from hermes_rl.runlog.scores import Summary
+from hermes_rl.runlog.writer import RunLog
+from hermes_rl.stream import RolloutStream
+from hermes_rl.task_selection import TaskSelection
+
+__all__ = ["Evaluation", "Progress", "run_header"]
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class Progress:
+    """A moment of a run. Counts include what earlier processes of a resumed run did.
+
+    Attributes:
+        planned: Rollouts in all.
+        done: Rollouts with a record that stands.
+        passed: Of these, passes.
+        errored: Of these, errors.
+        running: Rollouts in flight, waiting for a sandbox included.
+        mean_reward: Over what is done, errors as 0; None before the first.
+        elapsed_s: Seconds since this process began.
+        eta_s: Seconds still needed at the pace so far; None before the first end.
+        tokens_per_s: Sampled tokens per second of this process.
+        waiting_share: Share of the rollouts' time spent waiting for permits and retries.
+        retry_share: Share of model requests that were repeats.
+    """
+
+    planned: int
+    done: int = 0
+    passed: int = 0
+    errored: int = 0
+    running: int = 0
+    mean_reward: float | None = None
+    elapsed_s: float = 0.0
+    eta_s: float | None = None
+    tokens_per_s: float = 0.0
+    waiting_share: float = 0.0
+    retry_share: float = 0.0
+
+
+OnProgress = Callable[[Progress], None]
+"""Called on the event loop; must return at once."""
+
+
+class Evaluation:
+    """One run of an evaluation over an open run log. ``run`` once.
+
+    Attributes:
+        summary: The scores, set however the run ended; None until then.
+    """
+
+    def __init__(
+        self,
+        selection: TaskSelection,
+        engine: RolloutEngine,
+        log: RunLog,
+        *,
+        workers: int,
+        on_progress: OnProgress | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            selection: The tasks; must hold every task that the log owes.
+            engine: Entered; runs the rollouts.
+            log: Entered; says what is owed.
+            workers: Rollouts at once.
+            on_progress: Hears of the start and of every rollout's end.
+            clock: Seconds, monotonic.
+        """
+        self.summary: Summary | None = None
+        self._selection = selection
+        self._engine = engine
+        self._log = log
+        self._workers = workers
+        self._on_progress = on_progress
+        self._clock = clock
+        self._started_at = clock()
+        self._fatal: HermesRLError | None = None
+        owed = set(log.owed)
+        standing = [record for key, record in log.records.items() if key not in owed]
+        self._tally = _Tally(len(owed), standing)
+
+    async def run(self) -> Summary:
+        """Run what is owed and return the scores of the whole run.
+
+        On cancellation no more work is taken, rollouts in flight are torn down and leave no
+        record, what had finished is written with its scores, and the cancellation goes on.
+
+        Raises:
+            HermesRLError: What stopped the run; the scores of what finished are written.
+        """
+        self._started_at = self._clock()
+        self._report()
+        try:
+            if self._log.owed:
+                await self._run_owed()
+        finally:
+            await self._write_summary()
+        if self._fatal is not None:
+            raise self._fatal
+        assert self.summary is not None  # _write_summary sets one or the other
+        return self.summary
+
+    async def _run_owed(self) -> None:
+        header = self._log.header
+        async with self._engine.run(
+            [self._selection.tasks[task_id] for task_id in header.task_ids],
+            attempts=header.attempts,
+            max_workers=self._workers,
+            skip=set(planned(header)) - set(self._log.owed),
+        ) as results:
+            try:
+                await self._collect(results)
+            finally:
+                results.stop()
+                # A rollout may have finished while the run was being stopped: it counts.
+                with anyio.CancelScope(shield=True):
+                    await self._collect(results)
+
+    async def _collect(self, results: RolloutStream) -> None:
+        """Record results until the stream ends; an error that ends the run is kept."""
+        try:
+            async for result in results:
+                if result.status != "cancelled":
+                    self._tally.add(await self._log.append(result))
+                    self._report()
+        except HermesRLError as error:
+            self._fatal = self._fatal or error
+
+    async def _write_summary(self) -> None:
+        """Write the scores; a failure here never hides what stopped the run before."""
+        try:
+            wall_s = self._clock() - self._started_at
+            self.summary = await self._log.summarise(wall_s=wall_s)
+        except HermesRLError as error:
+            self._fatal = self._fatal or error
+
+    def _report(self) -> None:
+        if self._on_progress is not None:
+            elapsed_s = self._clock() - self._started_at
+            self._on_progress(self._tally.progress(self._workers, elapsed_s))
+
+
+class _Tally:
+    """Running sums, so that a progress report costs the same however long the run is."""
+
+    def __init__(self, owed: int, standing: Collection[RolloutRecord]) -> None:
+        """Start from the records of earlier processes that stand."""
+        self._owed = owed
+        self._planned = owed + len(standing)
+        self._counts: Counter[str] = Counter()
+        self._new: Counter[str] = Counter()
+        self._reward = 0.0
+        for record in standing:
+            self._count(record)
+
+    def add(self, record: RolloutRecord) -> None:
+        """Count a rollout of this process."""
+        self._count(record)
+        waiting = record.timings.get("waiting", 0.0)
+        busy = record.timings.get("model", 0.0) + record.timings.get("tool", 0.0)
+        self._new["rollouts"] += 1
+        self._new["turns"] += record.turns
+        self._new["requests"] += int(record.usage.get("requests", 0))
+        self._new["tokens"] += int(record.usage.get("completion_tokens", 0))
+        self._new["waiting_ms"] += int(waiting * 1000)
+        self._new["spent_ms"] += int((waiting + busy) * 1000)
+
+    def _count(self, record: RolloutRecord) -> None:
+        self._counts[record.status] += 1
+        if record.status == "finished":
+            self._counts["passed"] += record.passed
+            self._reward += record.reward or 0.0
+
+    def progress(self, workers: int, elapsed_s: float) -> Progress:
+        """Return the moment as it is now."""
+        counts, new = self._counts, self._new
+        tried = counts["finished"] + counts["errored"]
+        left = self._owed - new["rollouts"]
+        return Progress(
+            planned=self._planned,
+            done=tried + counts["skipped"],
+            passed=counts["passed"],
+            errored=counts["errored"],
+            running=min(workers, left),
+            mean_reward=self._reward / tried if tried else None,
+            elapsed_s=elapsed_s,
+            eta_s=elapsed_s / new["rollouts"] * left if new["rollouts"] else None,
+            tokens_per_s=new["tokens"] / elapsed_s if elapsed_s > 0 else 0.0,
+            waiting_share=new["waiting_ms"] / new["spent_ms"] if new["spent_ms"] else 0.0,
+            retry_share=max(0.0, 1 - new["turns"] / new["requests"]) if new["requests"] else 0.0,
+        )
+
+
+def run_header(
+    selection: TaskSelection,
+    env: EnvConfig,
+    servers: Sequence[ServerConfig],
+    *,
+    models: Sequence[str],
+    tools: Collection[str],
+    now: Callable[[], datetime] = lambda: datetime.now(UTC),
+) -> RunHeader:
+    """Return the header of a run as it is planned now.
+
+    Args:
+        selection: Its tasks.
+        env: Configuration.
+        servers: Configuration of the model endpoints.
+        models: Model names for reports.
+        tools: Names of the tools that the model is given.
+        now: Clock of ``created_at``.
+    """
+    created_at = now()
+    return RunHeader(
+        run_id=f"{created_at:%Y%m%d-%H%M%S}-{secrets.token_hex(3)}",
+        created_at=created_at.isoformat(timespec="seconds"),
+        engine_version=hermes_rl.__version__,
+        task_set=selection.name,
+        task_set_version=selection.version,
+        models=list(models),
+        attempts=env.attempts,
+        task_ids=list(selection.tasks),
+        task_digests=selection.digests,
+        tools=sorted(tools),
+        score_config=score_config(env, servers),
+    )
