@@ -33,8 +33,8 @@ from typing import Self
 import anyio
 from anyio.abc import TaskGroup, TaskStatus
 
-from hermes_rl.agent import Clock
 from hermes_rl.config import AgentFields, ServerConfig
+from hermes_rl.conversation import Clock
 from hermes_rl.errors import ConfigError, EngineClosed
 from hermes_rl.model.open import open_model
 from hermes_rl.model.protocol import ChatModel
@@ -132,6 +132,12 @@ class RolloutEngine:
             await self._group.__aexit__(None, None, None)
         if self._close_error is not None:
             raise self._close_error from exc
+
+    @property
+    def model(self) -> ChatModel | None:
+        """The open model; None while the engine is closed and with a model made per task."""
+        model = self._site.model if self._site is not None else None
+        return model if isinstance(model, ChatModel) else None
 
     async def aclose(self) -> None:
         """Tear down every rollout, close models and backend. From any task; idempotent.
