@@ -37,7 +37,6 @@ from hermes_rl.testing.model_server import (
     say,
     send,
     serve_model,
-    slow,
 )
 from hermes_rl.types import Completion, Message, StopReason
 
