@@ -110,7 +110,8 @@ class SandboxSpec:
         workdir: Working directory of commands; None = the image's.
         lease_s: Seconds the sandbox may live from its creation; never extended.
         labels: Extra labels, e.g. the task and attempt.
-        startup: Command started in the background right after start (an image's entry point).
+        startup: Command started in the background right after start.
+        image_command: Start the image's own ENTRYPOINT and CMD in the background first.
         healthcheck: Polled before the sandbox is handed out.
         needs: Capabilities without which the task must be skipped.
     """
@@ -130,6 +131,7 @@ class SandboxSpec:
     lease_s: float = 3600.0
     labels: Mapping[str, str] = field(default_factory=dict)
     startup: str | Sequence[str] | None = None
+    image_command: bool = False
     healthcheck: HealthCheck | None = None
     needs: frozenset[Capability] = frozenset()
 
