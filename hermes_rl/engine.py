@@ -39,7 +39,14 @@ from hermes_rl.errors import ConfigError, EngineClosed
 from hermes_rl.model.open import open_model
 from hermes_rl.model.protocol import ChatModel
 from hermes_rl.parsers import get_parser
-from hermes_rl.plan import RolloutPlan, ToolChoice, plan_all, plan_rollout, rollout_seed
+from hermes_rl.plan import (
+    RolloutPlan,
+    ToolChoice,
+    check_lifetimes,
+    plan_all,
+    plan_rollout,
+    rollout_seed,
+)
 from hermes_rl.rollout import Rollout, RolloutResult
 from hermes_rl.rollout_site import PerTaskModel, RolloutSite
 from hermes_rl.sandbox import Backend, BackendSettings, open_backend
@@ -94,6 +101,12 @@ class RolloutEngine:
         self._closing = anyio.Event()
         self._closed = anyio.Event()
         self._close_error: Exception | None = None
+
+    @property
+    def _open_site(self) -> RolloutSite:
+        if self._site is None or self._closing.is_set():
+            raise EngineClosed("The engine is not open: use it inside 'async with'.")
+        return self._site
 
     async def __aenter__(self) -> Self:
         """Connect to the backend and open the models.
@@ -188,10 +201,8 @@ class RolloutEngine:
             seed: Sampling seed; None = derived.
             tool_names: The agent's tools, e.g. drawn for a group; None = as configured.
         """
-        if tool_names is None:
-            (plan,) = plan_all(self._config, [task])
-        else:
-            plan = plan_rollout(self._config, task, tool_names)
+        plan = plan_rollout(self._config, task, tool_names)
+        check_lifetimes(self._config, [plan])
         handle = RolloutHandle(self._rollout(plan, attempt, seed))
         self._spawn(handle)
         return handle
@@ -231,15 +242,14 @@ class RolloutEngine:
         )
 
     def _rollout(self, plan: RolloutPlan, attempt: int, seed: int | None = None) -> Rollout:
-        if self._site is None or self._closing.is_set():
-            raise EngineClosed("The engine is not open: use it inside 'async with'.")
+        site = self._open_site
         base: int | None = getattr(self._config, "seed", None)
         if seed is None and base is not None:
             seed = rollout_seed(base, plan.description.id, attempt)
-        return Rollout(self._site, plan, attempt=attempt, seed=seed)
+        return Rollout(site, plan, attempt=attempt, seed=seed)
 
     def _spawn(self, activity: Activity) -> None:
-        if self._group is None or self._site is None or self._closing.is_set():
+        if self._group is None or self._closing.is_set():
             raise EngineClosed("The engine is not open: use it inside 'async with'.")
         self._activities.add(activity)
         self._group.start_soon(self._run_activity, activity)

@@ -25,6 +25,7 @@ from hermes_rl.types import Message
 __all__ = [
     "RolloutPlan",
     "ToolChoice",
+    "check_lifetimes",
     "missing_capabilities",
     "plan_all",
     "plan_rollout",
@@ -119,7 +120,7 @@ class ToolChoice:
 def plan_rollout(
     config: AgentFields, task: Task, tool_names: Sequence[str] | None = None
 ) -> RolloutPlan:
-    """Resolve one task, without looking at its lease; see :func:`plan_all`.
+    """Resolve one task, without :func:`check_lifetimes`.
 
     Args:
         config: The run's configuration.
@@ -177,11 +178,16 @@ def plan_all(config: AgentFields, tasks: Iterable[Task]) -> list[RolloutPlan]:
             f"Task ids must be unique, but {_named(twice)} occur more than once. "
             "Use attempts to run a task several times."
         )
-    _check_lifetime(config, plans)
+    check_lifetimes(config, plans)
     return plans
 
 
-def _check_lifetime(config: AgentFields, plans: Sequence[RolloutPlan]) -> None:
+def check_lifetimes(config: AgentFields, plans: Sequence[RolloutPlan]) -> None:
+    """Refuse a ``terminal_lifetime`` that was set and is below what tasks need.
+
+    Raises:
+        ConfigError: Lists the tasks.
+    """
     if "terminal_lifetime" not in config.model_fields_set:
         return
     cap_s = config.terminal_lifetime

@@ -185,6 +185,8 @@ async def test_malformed_runs_are_refused_before_anything_starts() -> None:
             engine.run([FakeTask()])
         with pytest.raises(ConfigError, match="terminal_lifetime"):
             await engine.rollout(FakeTask())
+        with pytest.raises(ConfigError, match="terminal_lifetime"):
+            engine.start(FakeTask(), tool_names=["todo"])
         with pytest.raises(TaskError, match="no prompt"):
             engine.start(FakeTask(prompt=""))
     assert backend.specs == []
@@ -466,11 +468,24 @@ async def test_cancelling_while_entering_leaves_nothing() -> None:
         assert scope.cancelled_caught
 
 
+def test_an_engine_may_be_made_before_there_is_a_loop() -> None:
+    engine = engine_of()
+
+    async def main() -> None:
+        async with engine, engine.run(tasks(2)) as results:
+            assert [result.status async for result in results] == ["finished"] * 2
+
+    anyio.run(main)
+
+
 async def test_an_engine_is_entered_once_and_used_while_open() -> None:
     engine = engine_of()
     with pytest.raises(EngineClosed):
         engine.start(FakeTask())
+    assert engine.model is None
     async with engine:
+        assert engine.model is not None
+        assert engine.model.name == "scripted"
         with pytest.raises(ConfigError, match="only once"):
             await engine.__aenter__()
         assert (await engine.rollout(FakeTask())).status == "finished"
