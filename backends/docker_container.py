@@ -1,20 +1,20 @@
-"""From a spec to the engine's container configuration, and the options of the docker backend."""
+"""From a spec to the engine's container configuration."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
-
-from hermes_rl.backends.docker_images import Image
+from hermes_rl.backends.docker_options import DockerOptions
 from hermes_rl.backends.runtime import MOUNT_POINT, Runtime
-from hermes_rl.errors import ConfigError
 from hermes_rl.sandbox import Capability, Network, SandboxSpec
 
-__all__ = ["STATE_DIR", "ContainerPlan", "DockerOptions", "container_config", "parse_options"]
+if TYPE_CHECKING:
+    from hermes_rl.backends.docker_images import Image
+
+__all__ = ["STATE_DIR", "ContainerPlan", "container_config"]
 
 DEFAULT_MEMORY_MB = 4096
 DEFAULT_PIDS = 4096
@@ -25,39 +25,6 @@ SUPERVISOR_CAPABILITIES = ("KILL", "SETGID", "SETUID")
 """What the outpost needs to run commands as other users and to end them."""
 WRITABLE = dict.fromkeys(("/tmp", "/var/tmp", "/run"), "rw,exec,mode=1777")
 """Mounted as tmpfs where the root file system is read-only."""
-
-
-class DockerOptions(BaseModel):
-    """Backend options of ``docker``."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    image: str | None = None
-    """Image of sandboxes whose spec names none."""
-    hardening: Literal["default", "strict"] = "default"
-    """strict: no kernel capabilities but the supervisor's three, and no way to gain more. Breaks
-    tasks that use sudo, sshd or ports below 1024."""
-    read_only: bool = False
-    """Root file system read-only; /tmp, /var/tmp and /run are memory."""
-    runtime: Literal["auto", "bind", "volume"] = "auto"
-    """How the interpreter reaches the sandbox: bind from this host's cache directory, or a volume
-    filled through the daemon; auto = bind if the daemon sees our files."""
-
-
-def parse_options(options: Mapping[str, Any]) -> DockerOptions:
-    """Validate the backend's options.
-
-    Raises:
-        ConfigError: An option is unknown or has a wrong value; names it and what is known.
-    """
-    try:
-        return DockerOptions.model_validate(dict(options))
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise ConfigError(
-            f"Option {'.'.join(map(str, first['loc']))!r} of the docker backend: {first['msg']}. "
-            f"Known options: {', '.join(DockerOptions.model_fields)}."
-        ) from error
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)

@@ -129,12 +129,6 @@ class AttachTransport:
             raise ConnectionResetError(f"the container's stream broke: {error}") from error
         return None if message is None else (message.stream, message.data)
 
-    def write_eof(self) -> None:
-        """Close the process's standard input, keeping its output."""
-        connection = self._connection()
-        if connection is not None and connection.transport.can_write_eof():
-            connection.transport.write_eof()
-
     async def aclose(self) -> None:
         """Close both directions. Idempotent."""
         self._drop()
@@ -273,12 +267,13 @@ class DockerEngine:
         user: str = "",
         workdir: str = "",
         env: Mapping[str, str] | None = None,
-        stdin: bytes | None = None,
+        stdin: bytes = b"",
         timeout_s: float = CALL_TIMEOUT_S,
     ) -> int:
         """Run a command by the engine itself; its exit code comes from the engine.
 
-        The engine cannot end a command: past ``timeout_s`` it is abandoned, not killed.
+        Its input stays open after ``stdin`` until it ends, or until this call is cancelled or past
+        ``timeout_s``. The engine cannot end a command: it must end by itself when its input does.
 
         Args:
             container: A running container.
@@ -287,12 +282,12 @@ class DockerEngine:
             user: Name or uid; empty = the container's.
             workdir: Must exist; empty = the container's.
             env: Added to the container's.
-            stdin: Sent, then closed; None = no input.
+            stdin: Sent to the command.
             timeout_s: Wall clock for all of it.
         """
         body = {
             "Cmd": list(argv),
-            "AttachStdin": stdin is not None,
+            "AttachStdin": True,
             "AttachStdout": True,
             "AttachStderr": True,
             "User": user,
@@ -301,15 +296,16 @@ class DockerEngine:
         }
         with _call(timeout_s):
             answer = await self.json(f"containers/{container}/exec", "POST", data=body)
-            await self._stream_exec(answer["Id"], sink, stdin)
+            exec_id = answer["Id"]
+            await self._stream_exec(exec_id, sink, stdin)
             while True:
-                state = await self.json(f"exec/{answer['Id']}/json")
+                state = await self.json(f"exec/{exec_id}/json")
                 if state["ExitCode"] is not None and not state["Running"]:
                     return int(state["ExitCode"])
                 await anyio.sleep(0.01)
 
     async def _stream_exec(
-        self, exec_id: str, sink: Callable[[int, bytes], None], stdin: bytes | None
+        self, exec_id: str, sink: Callable[[int, bytes], None], stdin: bytes
     ) -> None:
         async def setup() -> tuple[URL, bytes | None, bool]:
             return URL(f"exec/{exec_id}/start"), b'{"Detach":false,"Tty":false}', False
@@ -411,13 +407,12 @@ class DockerEngine:
 
 
 async def _converse(
-    transport: AttachTransport, sink: Callable[[int, bytes], None], stdin: bytes | None
+    transport: AttachTransport, sink: Callable[[int, bytes], None], stdin: bytes
 ) -> None:
     """Send input and pass on output until the output ends."""
     broken: ConnectionError | None = None
     async with anyio.create_task_group() as tasks:
-        if stdin is not None:
-            tasks.start_soon(_feed, transport, stdin)
+        tasks.start_soon(_feed, transport, stdin)
         try:
             while (message := await transport.receive_any()) is not None:
                 sink(*message)
@@ -432,7 +427,6 @@ async def _feed(transport: AttachTransport, data: bytes) -> None:
     """Write a command's input; one that ends without reading it is no failure."""
     with suppress(ConnectionError):
         await transport.send(data)
-        transport.write_eof()
 
 
 async def _json_lines(stream: aiohttp.StreamReader) -> AsyncIterator[dict[str, Any]]:

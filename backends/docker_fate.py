@@ -109,12 +109,12 @@ class FateWatch:
         return fate
 
 
-def gone(fate: Fate, *, container: str, expired: bool) -> SandboxGone:
+def gone(fate: Fate, *, sandbox_id: str, expired: bool) -> SandboxGone:
     """Return the error for a sandbox that ended by itself.
 
     Args:
         fate: What is known.
-        container: Its id.
+        sandbox_id: For the error.
         expired: Its supervisor said that the lease is over, or the deadline has passed.
     """
     number = None if fate.exit_code is None else fate.exit_code - 128
@@ -142,5 +142,5 @@ def gone(fate: Fate, *, container: str, expired: bool) -> SandboxGone:
         code = "unknown" if fate.exit_code is None else fate.exit_code
         error = SandboxGone(f"The sandbox ended unexpectedly (exit code {code}).")
     error.backend = "docker"
-    error.sandbox_id = container
+    error.sandbox_id = sandbox_id
     return error

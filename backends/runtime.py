@@ -37,7 +37,7 @@ import orjson
 from hermes_rl.backends.elf import dynamic_loader, loadable_part
 from hermes_rl.errors import BackendUnavailable
 
-__all__ = ["MOUNT_POINT", "PROGRAMS", "Runtime", "build_runtime", "ensure_runtime"]
+__all__ = ["MANIFEST", "MOUNT_POINT", "PROGRAMS", "Runtime", "build_runtime", "ensure_runtime"]
 
 MOUNT_POINT = "/.hermes"
 """Where sandboxes see the directory."""
@@ -46,7 +46,8 @@ PROGRAMS = ("outpost", "deadline")
 
 _FORMAT = 1
 """Part of the digest; raised whenever the layout below changes."""
-_MANIFEST = "manifest.json"
+MANIFEST = "manifest.json"
+"""Names every file of the directory with its size; written last."""
 _ABANDONED_AFTER_S = 3600.0
 """A temporary directory older than this belongs to a builder that was killed."""
 _SUBPROCESS_TIMEOUT_S = 60.0
@@ -263,7 +264,7 @@ def _shared_libraries(loader: Path, objects: Sequence[Path]) -> dict[str, Path]:
 def _is_complete(target: Path) -> bool:
     """The manifest is there and every file has its size (a power cut may tear files)."""
     try:
-        manifest = orjson.loads((target / _MANIFEST).read_bytes())
+        manifest = orjson.loads((target / MANIFEST).read_bytes())
         return all((target / name).stat().st_size == size for name, size in manifest.items())
     except (OSError, orjson.JSONDecodeError):
         return False
@@ -307,7 +308,7 @@ def _fill(plan: _Plan, root: Path) -> None:
     for directory in [root, *(path for path in root.rglob("*") if path.is_dir())]:
         directory.chmod(0o755)
     sizes = {str(path.relative_to(root)): path.stat().st_size for path in _files(root)}
-    _write(root / _MANIFEST, orjson.dumps(sizes), mode=0o644)
+    _write(root / MANIFEST, orjson.dumps(sizes), mode=0o644)
 
 
 def _files(root: Path) -> list[Path]:

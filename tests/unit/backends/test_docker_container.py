@@ -7,13 +7,9 @@ from typing import Any
 
 import pytest
 
-from hermes_rl.backends.docker_container import (
-    ContainerPlan,
-    DockerOptions,
-    container_config,
-    parse_options,
-)
+from hermes_rl.backends.docker_container import ContainerPlan, container_config
 from hermes_rl.backends.docker_images import Image
+from hermes_rl.backends.docker_options import DockerOptions, parse_options
 from hermes_rl.backends.runtime import Runtime
 from hermes_rl.errors import ConfigError
 from hermes_rl.sandbox import Capability, SandboxSpec

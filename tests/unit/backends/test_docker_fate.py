@@ -25,7 +25,7 @@ from hermes_rl.backends.docker_fate import Fate, gone
     ],
 )
 def test_the_cause_and_whose_fault(fate: Fate, expired: bool, cause: str, by_agent: bool) -> None:
-    error = gone(fate, container="abc", expired=expired)
+    error = gone(fate, sandbox_id="abc", expired=expired)
     assert (error.cause, error.by_agent) == (cause, by_agent)
     assert error.retryable is not by_agent
     assert (error.backend, error.sandbox_id) == ("docker", "abc")

@@ -1,0 +1,289 @@
+"""A sandbox in a container: an outpost's, plus what only the container engine can do.
+
+What goes through the engine (``trusted=True``, :meth:`pause`, :meth:`changes`) goes around every
+process inside the sandbox: the engine reads the file system itself and reports exit codes itself.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from typing import Literal
+
+import anyio
+
+from hermes_rl.backends.docker_archive import first_file
+from hermes_rl.backends.docker_container import ContainerPlan
+from hermes_rl.backends.docker_engine import AttachTransport, DockerEngine
+from hermes_rl.backends.docker_errors import TIMED_OUT, EngineFailure, sandbox_error, translated
+from hermes_rl.backends.docker_fate import FateWatch, gone
+from hermes_rl.backends.outpost.channel import Loss
+from hermes_rl.backends.outpost.process import RunRequest
+from hermes_rl.backends.outpost.sandbox import OutpostSandbox
+from hermes_rl.backends.runtime import MOUNT_POINT
+from hermes_rl.errors import (
+    FileError,
+    SandboxError,
+    SandboxFileTooLarge,
+    SandboxGone,
+    SandboxIsADirectory,
+)
+from hermes_rl.sandbox import TIMEOUT_EXIT_CODE, Change, ExecResult
+
+__all__ = ["PAUSE_LIMIT_S", "DockerSandbox"]
+
+PAUSE_LIMIT_S = 5.0
+"""Longest time a sandbox stays frozen."""
+ENGINE_SLACK_S = 15.0
+"""What the engine may need beyond a trusted command's own deadline to start and report it."""
+_NO_DEADLINE_S = 7 * 86400.0
+_KINDS: dict[int, Literal["added", "modified", "deleted"]] = {
+    0: "modified",
+    1: "added",
+    2: "deleted",
+}
+
+
+class DockerSandbox(OutpostSandbox):
+    """One container.
+
+    Args:
+        container: Its id.
+        plan: What it was made from.
+        engine: The daemon.
+        fates: Tells why it ended.
+        remove: Removes it; never raises.
+        transport: The stream of its main process.
+        transfers: Limits uploads and downloads.
+    """
+
+    def __init__(
+        self,
+        *,
+        container: str,
+        plan: ContainerPlan,
+        engine: DockerEngine,
+        fates: FateWatch,
+        remove: Callable[[str], Awaitable[None]],
+        transport: AttachTransport,
+        transfers: anyio.Semaphore,
+    ) -> None:
+        super().__init__(
+            id=container[:12],
+            backend="docker",
+            transport=transport,
+            capabilities=plan.capabilities,
+            transfers=transfers,
+        )
+        self.container = container
+        self._plan = plan
+        self._engine = engine
+        self._fates = fates
+        self._remove_container = remove
+        self._deadline_s = time.monotonic() + plan.spec.lease_s
+
+    # Life
+
+    async def _remove(self) -> None:
+        await self._remove_container(self.container)
+        self._fates.forget(self.container)
+
+    async def _explain(self, loss: Loss) -> SandboxError:
+        """Look at the container once; whatever is left of it is of no use any more."""
+        if self._closing:
+            return await super()._explain(loss)
+        try:
+            fate = await self._fates.ending(self.container)
+        except EngineFailure as failure:
+            return SandboxGone(
+                f"The sandbox's stream ended ({loss.reason}) and the daemon cannot say why: "
+                f"{failure}.",
+                backend="docker",
+                sandbox_id=self.id,
+            )
+        if not fate.ended.is_set() and not fate.removed:
+            await self._remove_container(self.container)
+            return self._unusable(loss)
+        expired = loss.bye == "expired" or time.monotonic() >= self._deadline_s
+        return gone(fate, sandbox_id=self.id, expired=expired)
+
+    def _unusable(self, loss: Loss) -> SandboxGone:
+        """The container ran on, but nothing sensible came from it: forged frames, or silence."""
+        return SandboxGone(
+            f"Sandbox {self.id} was removed: {loss.reason}.",
+            cause="killed" if loss.is_forged else "unknown",
+            by_agent=loss.is_forged,
+            backend="docker",
+            sandbox_id=self.id,
+        )
+
+    # What the engine does
+
+    def pause(self) -> AbstractAsyncContextManager[None]:
+        """Freeze all processes while the context is open.
+
+        Raises:
+            SandboxError: The body took longer than :data:`PAUSE_LIMIT_S`; it was cancelled.
+        """
+        return self._paused()
+
+    @asynccontextmanager
+    async def _paused(self) -> AsyncIterator[None]:
+        self._check()
+        self._channel.is_paused = True
+        try:
+            with translated("use", sandbox_id=self.id):
+                await self._engine.pause(self.container)
+            with anyio.move_on_after(PAUSE_LIMIT_S) as scope:
+                yield
+        finally:
+            await self._unpause()
+        if scope.cancelled_caught:
+            raise SandboxError(
+                f"Sandbox {self.id} was paused longer than {PAUSE_LIMIT_S:g} s; it goes on.",
+                backend="docker",
+                sandbox_id=self.id,
+            )
+
+    async def _unpause(self) -> None:
+        """Let it go on, whatever state it is in; one that is gone is not our concern here."""
+        with anyio.move_on_after(PAUSE_LIMIT_S, shield=True):
+            with suppress(EngineFailure):
+                await self._engine.unpause(self.container)
+        self._channel.is_paused = False
+
+    async def changes(self) -> Sequence[Change]:
+        """List what differs from the image, without the mount point of our interpreter."""
+        self._check()
+        with translated("use", sandbox_id=self.id):
+            entries = await self._engine.changes(self.container)
+        return [
+            Change(entry["Path"], _KINDS[entry["Kind"]])
+            for entry in entries
+            if entry["Path"] != MOUNT_POINT
+        ]
+
+    async def _read_trusted(self, path: str, *, max_bytes: int, offset: int) -> bytes:
+        """Read a regular file through the engine. A link is refused, not followed."""
+        self._check()
+        full = posixpath.join(self._plan.workdir, self._without_tilde(path))
+        with translated("file", sandbox_id=self.id, path=path):
+            async with self._engine.get_archive(self.container, full) as (stat, chunks):
+                if stat.is_directory:
+                    raise SandboxIsADirectory(f"{path} is a directory.", path=path)
+                if not stat.is_regular:
+                    what = "a link" if stat.is_link else "no regular file"
+                    raise FileError(f"{path} is {what}.", path=path, sandbox_id=self.id)
+                if stat.size_bytes - offset > max_bytes:
+                    raise SandboxFileTooLarge(f"{path} exceeds {max_bytes} bytes.", path=path)
+                try:
+                    data = b"".join([piece async for piece in first_file(chunks)])
+                except ValueError as error:
+                    raise SandboxError(f"Reading {path} from the engine: {error}.") from error
+        return data[offset:]
+
+    def _without_tilde(self, path: str) -> str:
+        return self.home + path[1:] if path == "~" or path.startswith("~/") else path
+
+    async def _exec_trusted(self, request: RunRequest) -> ExecResult:
+        """Run a command by the engine, which also says how it ended. Stateless."""
+        shell = self._hello.shell if self._hello else ""
+        if isinstance(request.cmd, str) and not shell:
+            message = b"hermes: the image has no shell: pass an argument list\n"
+            return ExecResult(exit_code=127, stderr=message, stderr_total=len(message))
+        command = [shell, "-c", request.cmd] if isinstance(request.cmd, str) else list(request.cmd)
+        return await _TrustedRun(self._engine, self.container, self._plan, request).run(command)
+
+
+class _TrustedRun:
+    """One command run by the engine under our deadline program; its output is kept here."""
+
+    def __init__(
+        self, engine: DockerEngine, container: str, plan: ContainerPlan, request: RunRequest
+    ) -> None:
+        self._engine = engine
+        self._container = container
+        self._plan = plan
+        self._request = request
+        self._out = _HeadAndTail(request.limit_bytes)
+        self._err = self._out if request.merge_stderr else _HeadAndTail(request.limit_bytes)
+
+    async def run(self, command: Sequence[str]) -> ExecResult:
+        request, plan = self._request, self._plan
+        timeout_s = _NO_DEADLINE_S if request.timeout_s is None else request.timeout_s
+        stdin = request.stdin or b""
+        env = {**plan.env, **request.env}
+        # As an argument, what is meant for the loader does not apply to our own interpreter.
+        preloads = {name: value for name, value in env.items() if name.startswith("LD_")}
+        words = [f"{name}={value}" for name, value in preloads.items()]
+        program = plan.runtime.argv(
+            "deadline", str(timeout_s), str(len(stdin)), *words, "--", *command
+        )
+        start_s = time.monotonic()
+        try:
+            code = await self._engine.run(
+                self._container,
+                program,
+                self._take,
+                user=request.user or plan.user or "0",
+                workdir=posixpath.join(plan.workdir, request.cwd or ""),
+                env={name: request.env[name] for name in request.env if name not in preloads},
+                stdin=stdin,
+                timeout_s=timeout_s + ENGINE_SLACK_S,
+            )
+        except EngineFailure as failure:
+            if failure.status != TIMED_OUT:
+                raise sandbox_error(failure, "use", sandbox_id=self._container[:12]) from failure
+            code = TIMEOUT_EXIT_CODE
+        return self._result(code, time.monotonic() - start_s)
+
+    def _take(self, fd: int, data: bytes) -> None:
+        (self._out if fd == 1 else self._err).add(data)
+
+    def _result(self, code: int, duration_s: float) -> ExecResult:
+        limit_s = self._request.timeout_s
+        err = self._err if self._err is not self._out else _HeadAndTail(0)
+        return ExecResult(
+            exit_code=code,
+            stdout=self._out.kept(),
+            stderr=err.kept(),
+            timed_out=code == TIMEOUT_EXIT_CODE and limit_s is not None and duration_s >= limit_s,
+            signal=code - 128 if code > 128 else None,
+            stdout_total=self._out.total,
+            stderr_total=err.total,
+            stdout_head=self._out.head_bytes,
+            stderr_head=err.head_bytes,
+            duration_s=duration_s,
+        )
+
+
+class _HeadAndTail:
+    """The first 40 % and the last 60 % of at most ``limit`` bytes."""
+
+    def __init__(self, limit: int) -> None:
+        self._head_limit = limit * 2 // 5
+        self._tail_limit = limit - self._head_limit
+        self._head = bytearray()
+        self._tail = bytearray()
+        self.total = 0
+
+    @property
+    def head_bytes(self) -> int:
+        return len(self._head)
+
+    def add(self, data: bytes) -> None:
+        self.total += len(data)
+        room = self._head_limit - len(self._head)
+        self._head += data[:room]
+        self._tail += data[room:]
+        if len(self._tail) > 2 * self._tail_limit:
+            self._trim()
+
+    def _trim(self) -> None:
+        del self._tail[: max(0, len(self._tail) - self._tail_limit)]
+
+    def kept(self) -> bytes:
+        self._trim()
+        return bytes(self._head + self._tail)
