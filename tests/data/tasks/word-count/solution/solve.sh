@@ -1,0 +1,4 @@
+#!/bin/bash
+set -e
+cp /solution/count.py /tmp/count.py
+python3 /tmp/count.py
