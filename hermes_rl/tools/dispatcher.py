@@ -11,8 +11,8 @@ Contract of :meth:`ToolDispatcher.call`:
 * A result longer than ``max_result_chars`` is saved as ``/tmp/hermes-results/<n>.txt`` in the
   sandbox and replaced by a ``<persisted-output>`` block with its beginning. So is a result that
   takes the results of one turn (since :meth:`ToolDispatcher.begin_turn`) beyond
-  ``max_turn_chars``. The native tools keep below the first limit by themselves: their results
-  are always JSON.
+  ``max_turn_chars``. ``read_file`` is exempt. The native tools keep below the first limit by
+  themselves (but for output that is mostly control characters, which JSON writes longer).
 * Background processes that were asked to report (``notify_on_complete``, ``watch_patterns``) are
   looked at after every call; news is added to that call's result: as ``"notifications": [...]``
   in a JSON object, as a last line in other text. Each piece of news is told once. An end that the
@@ -127,7 +127,8 @@ class ToolDispatcher:
         parsed = parse_arguments(arguments, tool.parameters, aliases=tool.aliases)
         if parsed.error is not None:
             return await self._finish(_failure(f"{name}: {parsed.error}"))
-        return await self._finish(await self._run(tool, parsed.values, call_id))
+        outcome = await self._run(tool, parsed.values, call_id)
+        return await self._finish(outcome, spills=tool.spills)
 
     async def aclose(self) -> None:
         """Kill background processes and free their handles. Idempotent, shielded, <= 5 s.
@@ -190,7 +191,7 @@ class ToolDispatcher:
             ) from error
         return _failure(f"{tool.name} did not finish within {limit_s:g} s and was cancelled.")
 
-    async def _finish(self, outcome: ToolOutcome) -> ToolResult:
+    async def _finish(self, outcome: ToolOutcome, *, spills: bool = True) -> ToolResult:
         """Attach notices, serialise, and keep within the size budget."""
         notices = self._scope.processes.notices()
         error = None
@@ -206,14 +207,15 @@ class ToolDispatcher:
         if isinstance(content, list):
             extra = [{"type": "text", "text": _notice_line(notices)}] if notices else []
             return ToolResult([*content, *extra], error)
-        return ToolResult(await self._within_budget(_with_notices(content, notices)), error)
+        text = _with_notices(content, notices)
+        return ToolResult(await self._within_budget(text, spills=spills), error)
 
-    async def _within_budget(self, text: str) -> str:
+    async def _within_budget(self, text: str, *, spills: bool) -> str:
         settings = self._scope.settings
         room = settings.max_result_chars
         if self._turn_chars is not None:
             room = min(room, settings.max_turn_chars - self._turn_chars)
-        if len(text) > max(room, 2 * PREVIEW_CHARS):
+        if spills and len(text) > max(room, 2 * PREVIEW_CHARS):
             text = await self._saved_elsewhere(text)
         if self._turn_chars is not None:
             self._turn_chars += len(text)

@@ -50,6 +50,7 @@ class Tool:
         read_only: Calls may run beside other read-only calls of the same message.
         deadline_s: Of one call; None = ``ToolSettings.call_timeout_s``, ``math.inf`` = the
             handler keeps its own.
+        spills: A result that is too long is saved in the sandbox and shown in part.
         aliases: By parameter: other spellings of its values that are understood.
     """
 
@@ -59,6 +60,7 @@ class Tool:
     handler: ToolHandler
     read_only: bool = False
     deadline_s: float | None = None
+    spills: bool = True
     aliases: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @property
