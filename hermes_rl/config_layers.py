@@ -145,20 +145,20 @@ def idle_settings(env: EnvConfig) -> list[str]:
 
 
 def with_reasoning(
-    env: EnvConfig, servers: Iterable[ServerConfig]
-) -> tuple[EnvConfig, tuple[ServerConfig, ...]]:
+    env: EnvT, servers: Iterable[ServerConfig]
+) -> tuple[EnvT, tuple[ServerConfig, ...]]:
     """Apply Atropos' reasoning settings of the environment to requests and servers.
 
-    ``thinking_mode`` becomes a request field unless one is given; the others become the
+    ``env`` is an ``EnvConfig`` or a ``HermesAgentEnvConfig``. ``thinking_mode`` becomes a request field unless one is given; the others become the
     defaults of servers that do not set them.
     """
-    if env.thinking_mode:
-        extra_body = {"reasoning": {"enabled": True}, **(env.extra_body or {})}
+    if getattr(env, "thinking_mode", False):
+        extra_body = {"reasoning": {"enabled": True}, **(getattr(env, "extra_body", None) or {})}
         env = env.model_copy(update={"extra_body": extra_body})
     defaults = {
         name: value
         for name in ("reasoning_effort", "max_reasoning_tokens")
-        if (value := getattr(env, name)) is not None
+        if (value := getattr(env, name, None)) is not None
     }
     return env, tuple(
         server.model_copy(

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Annotated, Self
 
 from atroposlib.envs.base import BaseEnvConfig
 from pydantic import model_validator
 
-from hermes_rl.config import AgentFields, SelectionFields, TrainingFields
+from hermes_rl.config import AFFECTS_SCORE, AgentFields, SelectionFields, TrainingFields
 
 __all__ = ["HermesAgentEnvConfig"]
 
 
-class HermesAgentEnvConfig(AgentFields, SelectionFields, TrainingFields, BaseEnvConfig):
+class HermesAgentEnvConfig(
+    AgentFields,
+    SelectionFields,
+    TrainingFields,
+    BaseEnvConfig,  # type: ignore[misc] # atroposlib has no types
+):
     """``BaseEnvConfig`` with the agent's fields; unknown fields are refused.
 
     Subclass it to add fields of your own. Three fields mean something here that they do not mean
@@ -20,6 +25,9 @@ class HermesAgentEnvConfig(AgentFields, SelectionFields, TrainingFields, BaseEnv
     only where it was set (its default of 600 s is less than most agents need), and
     ``tokenizer_name`` is loaded only when it was set.
     """
+
+    max_token_length: Annotated[int | None, AFFECTS_SCORE] = 2048
+    """Tokens of one sequence, prompt included; None = the model's context (as in evaluate)."""
 
     @model_validator(mode="after")
     def _one_choice_of_tools(self) -> Self:

@@ -118,6 +118,7 @@ class TrajectoryAPI:
         self._client = client
         self._max_wait_s = max_wait_s
         self._window: deque[_Sent] = deque(maxlen=RESEND_WINDOW_GROUPS)
+        self._lost: deque[_Sent] = deque(maxlen=RESEND_WINDOW_GROUPS)
         self._random = random.Random()
 
     async def wandb_info(self) -> tuple[str | None, str | None]:
@@ -174,6 +175,8 @@ class TrajectoryAPI:
             "GET", "/status-env", {"env_id": self.env_id}, retry_5xx=False
         )
         if response.status_code >= 500:
+            self._lost.extend(self._window)
+            self._window.clear()
             raise APIRestarted(f"The trajectory API forgot this environment ({_reason(response)}).")
         answer = self._json(response)
         keys = ("self_queue_size", "unallocated_fraction", "env_weight", "max_group_size")
@@ -188,6 +191,7 @@ class TrajectoryAPI:
 
         Raises:
             APIRefused: 4xx, or the API buffered the group because its size is wrong.
+            APIRestarted: The API does not know this environment; nothing was sent.
             APIUnavailable: No answer for ``max_wait_s``.
         """
         await self._post_group(group)
@@ -196,10 +200,15 @@ class TrajectoryAPI:
 
     async def resend(self) -> int:
         """Send again what a restarted API had acknowledged but never handed out."""
-        for sent in list(self._window):
+        count = 0
+        while self._lost:
+            sent = self._lost[0]
             await self._post_group(sent.group)
+            self._lost.popleft()
+            self._window.append(sent)
             self.counters.resent_after_restart += 1
-        return len(self._window)
+            count += 1
+        return count
 
     async def disconnect(self) -> None:
         """Tell the API that this environment is leaving; a dead API is no error."""
@@ -218,11 +227,27 @@ class TrajectoryAPI:
         if len(body) >= COMPRESS_FROM_BYTES:
             body = await compress(body)
             headers["Content-Encoding"] = "gzip"
-        response = await self._request("POST", "/scored_data", body, headers=headers)
-        answer = self._json(response)
+        started = anyio.current_time()
+        for wait in self._waits():
+            await anyio.sleep(wait)
+            # A group that reaches a restarted API before its trainer does would keep the trainer
+            # from registering; so each attempt first asks whether the API still knows us.
+            await self.status()
+            response = await self._attempt("POST", "/scored_data", body, headers)
+            if isinstance(response, httpx.Response) and response.status_code < 500:
+                self._check_taken(self._json(response), len(group["tokens"]))
+                return
+            # An answer of 5xx, a broken connection: the API may have taken the group.
+            self.counters.possible_duplicates += not isinstance(response, httpx.ConnectError)
+            self.counters.retries += 1
+            if anyio.current_time() - started > self._max_wait_s:
+                break
+        raise self._unavailable("/scored_data", response)
+
+    def _check_taken(self, answer: Mapping[str, Any], size: int) -> None:
         if answer.get("status") == "buffered":
             raise APIRefused(
-                f"The trajectory API holds back a group of {len(group['tokens'])} sequences: "
+                f"The trajectory API holds back a group of {size} sequences: "
                 "it was registered with another group_size."
             )
 
@@ -236,39 +261,36 @@ class TrajectoryAPI:
         return answer
 
     async def _request(
-        self,
-        method: str,
-        path: str,
-        body: Any = None,
-        *,
-        headers: Mapping[str, str] | None = None,
-        retry_5xx: bool = True,
+        self, method: str, path: str, body: Any = None, *, retry_5xx: bool = True
     ) -> httpx.Response:
-        content = body if isinstance(body, bytes) or body is None else orjson.dumps(body)
-        headers = headers or {"Content-Type": "application/json"}
-        last: Exception | str = "no attempt"
+        content = None if body is None else orjson.dumps(body)
+        headers = {"Content-Type": "application/json"}
         started = anyio.current_time()
-        for attempt in self._waits():
-            await anyio.sleep(attempt)
-            try:
-                response = await self._client.request(
-                    method, path, content=content, headers=dict(headers)
-                )
-            except httpx.ConnectError as error:
-                last = error
-            except httpx.HTTPError as error:
-                last = error
-                self.counters.possible_duplicates += path == "/scored_data"
-            else:
-                if response.status_code < 500 or not retry_5xx:
-                    return response
-                last = _reason(response)
+        for wait in self._waits():
+            await anyio.sleep(wait)
+            response = await self._attempt(method, path, content, headers)
+            if isinstance(response, httpx.Response) and (
+                response.status_code < 500 or not retry_5xx
+            ):
+                return response
             self.counters.retries += 1
             if anyio.current_time() - started > self._max_wait_s:
                 break
-        raise APIUnavailable(
+        raise self._unavailable(path, response)
+
+    async def _attempt(
+        self, method: str, path: str, content: bytes | None, headers: Mapping[str, str]
+    ) -> httpx.Response | httpx.HTTPError:
+        try:
+            return await self._client.request(method, path, content=content, headers=dict(headers))
+        except httpx.HTTPError as error:
+            return error
+
+    def _unavailable(self, path: str, last: httpx.Response | httpx.HTTPError) -> APIUnavailable:
+        said = _reason(last) if isinstance(last, httpx.Response) else f"{last!r}"
+        return APIUnavailable(
             f"The trajectory API at {self._client.base_url} gave no answer to {path} within "
-            f"{self._max_wait_s:.0f} s ({last}). Is run-api running?"
+            f"{self._max_wait_s:.0f} s ({said}). Is run-api running?"
         )
 
     def _waits(self) -> Sequence[float]:

@@ -24,6 +24,8 @@ __all__ = ["COMMANDS", "Command", "main"]
 COMMANDS = {
     "evaluate": "run a task set and score it",
     "list": "name task sets, backends, parsers and toolsets",
+    "process": "write scored rollouts of an environment to a JSONL file",
+    "serve": "serve rollouts of an environment to a trainer",
     "view": "show a run, or one rollout of it, as plain text",
 }
 """Name, which is also the module's, and one line of help."""

@@ -1,0 +1,499 @@
+"""The environment class that researchers subclass: one rollout code for evaluation and training.
+
+Subclass it, give items and a reward, and every command works::
+
+    class MyEnv(HermesAgentBaseEnv):
+        name = "my-env"
+
+        async def setup(self): ...
+        async def get_next_item(self): ...
+        def format_prompt(self, item): ...
+        async def compute_reward(self, item, result, ctx): ...
+        async def evaluate(self, *args, **kwargs): ...
+
+It is an ``atroposlib`` ``BaseEnv`` by type and by the attributes people read, but nothing of
+``BaseEnv`` runs: its constructor would load a tokenizer from the hub, synchronously, always; its
+scheduler, sender, servers and command line are replaced. ``tests/unit/atropos`` lists every
+``BaseEnv`` method as kept, replaced or refused.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import statistics
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+
+import anyio
+import anyio.to_thread
+import orjson
+from atroposlib.envs.base import BaseEnv
+
+from hermes_rl.atropos.config import HermesAgentEnvConfig
+from hermes_rl.atropos.evaluating import (
+    eval_metrics,
+    evaluate_items,
+    run_directory,
+    write_evaluation,
+)
+from hermes_rl.atropos.group_state import GroupState, current_group, group_scope
+from hermes_rl.atropos.groups import merge_items, to_item
+from hermes_rl.atropos.item_task import ItemTask
+from hermes_rl.atropos.scoring import Tokenizer, scored_sequence
+from hermes_rl.atropos.servers import ServerAdapter, server_configs_of
+from hermes_rl.atropos.tracking import Tracker, readable
+from hermes_rl.config import ServerConfig
+from hermes_rl.engine import RolloutEngine
+from hermes_rl.errors import ConfigError, HermesRLError
+from hermes_rl.evaluation import OnProgress
+from hermes_rl.plan import ToolChoice, rollout_seed
+from hermes_rl.results import RolloutResult
+from hermes_rl.runlog.files import write_whole
+from hermes_rl.runlog.scores import Summary
+from hermes_rl.sandbox import SandboxSpec
+from hermes_rl.tasks import Deadlines, Task
+from hermes_rl.types import JSONObject, Message
+
+__all__ = ["GroupFailed", "HermesAgentBaseEnv"]
+
+REPLACEMENTS_PER_GROUP = 4
+"""Errored rollouts of one group that are run anew before the group is given up."""
+
+_log = logging.getLogger("hermes_rl.atropos")
+_loading = anyio.CapacityLimiter(1)
+"""One thread loads tokenizers: it takes seconds and much of it holds the interpreter lock."""
+
+
+class GroupFailed(HermesRLError):
+    """A group did not get its full number of scored rollouts."""
+
+    retryable = True
+
+
+class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc] # atroposlib has no types
+    """Base class of environments whose agents work in sandboxes.
+
+    Attributes:
+        config: The environment's configuration.
+        server: The model for code of your own: ``chat_completion``, ``managed_server``.
+        engine: Runs rollouts; open while a command runs.
+        curr_step: The trainer's step.
+        max_token_len: The trainer's limit on one sequence in tokens, -1 = none.
+    """
+
+    name: str | None = None
+    env_config_cls: type[HermesAgentEnvConfig] = HermesAgentEnvConfig
+    sync_reward: bool = False
+    """``compute_reward`` blocks and calls its context without ``await``."""
+    default_servers: ClassVar[Sequence[ServerConfig]] = (ServerConfig(),)
+
+    def __init__(
+        self,
+        config: HermesAgentEnvConfig,
+        server_configs: Any = None,
+        slurm: bool = False,
+        testing: bool = False,
+    ) -> None:
+        """Prepare; nothing is loaded, connected or written.
+
+        Args:
+            config: The environment's configuration.
+            server_configs: One server or a list, Atropos' class or ours.
+            slurm: Accepted for Atropos' signature; must be False.
+            testing: Accepted for Atropos' signature; does nothing.
+        """
+        if slurm:
+            raise ConfigError("slurm=True is not supported: give the servers by base_url.")
+        self.config = config
+        self.server_configs = server_configs_of(server_configs) or tuple(self.default_servers)
+        self.server = ServerAdapter(self.server_configs)
+        self.engine: RolloutEngine | None = None
+        self.curr_step = 0
+        self.max_token_len = -1
+        self.wandb_prepend: str | None = None
+        self.wandb_project: str | None = None
+        self.wandb_group: str | None = None
+        self.checkpoint_dir = ""
+        self.checkpoint_interval = -1
+        self.items_sent_this_step = 0
+        self.backlog: list[Any] = []
+        self.completion_lengths: list[int] = []
+        self.rollouts_for_wandb: list[list[tuple[str, float]]] = []
+        self.rollout_counters: dict[str, int] = {}
+        self.tracker = Tracker()
+        self.resume = False
+        self.on_progress: OnProgress | None = None
+        self.evaluations: list[Summary] = []
+        self.logged_metrics: list[JSONObject] = []
+        self._scores: list[float] = []
+        self._tokenizer: Tokenizer | None = None
+        self._group_numbers = itertools.count()
+        self._tool_choice = ToolChoice(config)
+        self.sync_reward = self.sync_reward or config.sync_reward
+
+    @classmethod
+    def config_init(cls) -> tuple[HermesAgentEnvConfig, Any]:
+        """Return the environment's defaults: its configuration and one or more servers."""
+        return cls.env_config_cls(), list(cls.default_servers)
+
+    @classmethod
+    def cli(cls, argv: Sequence[str] | None = None) -> None:
+        """Run ``serve``, ``process`` or ``evaluate`` from a script; exits the process."""
+        from hermes_rl.cli.env_commands import cli
+
+        cli(cls, argv)
+
+    @property
+    def tokenizer(self) -> Any:
+        """The Hugging Face tokenizer named by the configuration; loaded at first use.
+
+        Loading blocks; inside async code use :meth:`load_tokenizer`.
+        """
+        if self._tokenizer is None:
+            from transformers import AutoTokenizer
+
+            self._tokenizer = AutoTokenizer.from_pretrained(self.config.tokenizer_name)
+        return self._tokenizer
+
+    @tokenizer.setter
+    def tokenizer(self, value: Any) -> None:
+        self._tokenizer = value
+
+    async def load_tokenizer(self) -> Any:
+        """Load the tokenizer in a thread; immediate when it is there."""
+        return await anyio.to_thread.run_sync(lambda: self.tokenizer, limiter=_loading)
+
+    # What a subclass gives.
+
+    async def setup(self) -> None:
+        """Load the data set. Called once before anything else."""
+
+    async def get_next_item(self) -> Any:
+        """Return the next item; None = nothing now (serve asks again, process ends)."""
+        return None
+
+    def format_prompt(self, item: Any) -> str | list[Message]:
+        """Return the user message of an item, or its opening messages."""
+        raise ConfigError(f"{type(self).__name__} must define format_prompt(self, item).")
+
+    async def compute_reward(self, item: Any, result: Any, ctx: Any) -> Any:
+        """Score one rollout in its own sandbox; return a number or a ``Reward``."""
+        raise ConfigError(f"{type(self).__name__} must define compute_reward(item, result, ctx).")
+
+    async def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        """Evaluate; ``await self.evaluate_items(items)`` does the work."""
+
+    def sandbox_spec(self, item: Any) -> SandboxSpec:
+        """Return the sandbox of an item; default: what the configuration says."""
+        return SandboxSpec()
+
+    def deadlines(self, item: Any) -> Deadlines:
+        """Return the limits of an item; default: what the configuration says."""
+        return Deadlines()
+
+    def task_of(self, item: Any) -> Task:
+        """Return an item as a task of the engine. A task is returned as it is."""
+        if isinstance(item, ItemTask) or (hasattr(item, "reward") and hasattr(item, "prompt")):
+            task: Task = item
+            return task
+        return ItemTask(self, item)
+
+    def _resolve_tools_for_group(self) -> Sequence[str]:
+        """Return the tools of one group; a distribution is drawn anew for each."""
+        group = current_group()
+        return self._tool_choice.names(f"group-{group.number if group else 0}")
+
+    # Rollouts.
+
+    @asynccontextmanager
+    async def opened(self, engine: RolloutEngine | None = None) -> AsyncIterator[RolloutEngine]:
+        """Open the engine (or use the given one) while the context is open."""
+        async with AsyncExitStack() as stack:
+            if engine is None:
+                engine = await stack.enter_async_context(
+                    RolloutEngine(self.config, self.server_configs)
+                )
+            self.engine = engine
+            self.server.model = engine.model
+            try:
+                yield engine
+            finally:
+                self.engine = None
+                self.server.model = None
+
+    async def rollout(self, item: Any) -> RolloutResult:
+        """Run one rollout of an item, within the current group if there is one."""
+        if self.engine is None:
+            raise ConfigError(
+                "No engine is open. Run the environment by a command, or inside "
+                "'async with env.opened():'."
+            )
+        task = self.task_of(item)
+        group = current_group() or GroupState(next(self._group_numbers))
+        attempt = group.next_attempt()
+        seed = rollout_seed(self.config.seed, f"{task.id}\0{group.number}", attempt)
+        handle = self.engine.start(task, attempt=attempt, seed=seed, tool_names=group.tool_names)
+        try:
+            return await handle.result()
+        finally:
+            if not handle.is_done:
+                await handle.stopped()
+
+    async def collect_trajectory(self, item: Any) -> tuple[JSONObject | None, list[Any]]:
+        """Run one rollout and return ``(ScoredDataItem, [])``; ``(None, [])`` if it failed."""
+        result = await self.rollout(item)
+        self._count(f"rollouts_{result.status}")
+        if result.status != "finished":
+            _log.warning("A rollout of %s is %s: %s", result.task_id, result.status, result.failure)
+            return None, []
+        uses_tokenizer = "tokenizer_name" in self.config.model_fields_set
+        sequence = await scored_sequence(
+            result,
+            policy=self.config.fork_policy,
+            tokenizer=await self.load_tokenizer() if uses_tokenizer else None,
+        )
+        if sequence is None:
+            self._count("rollouts_dropped_forked")
+            return None, []
+        self._count("sampled_tokens_left_out", sequence.left_out)
+        self._note_rollout(result, len(sequence.tokens))
+        return to_item(sequence), []
+
+    async def collect_trajectories(self, item: Any) -> tuple[JSONObject | None, list[Any]]:
+        """Run one group; its rollouts run side by side and fail alone.
+
+        Returns:
+            The group of exactly ``group_size`` sequences and the backlog.
+
+        Raises:
+            GroupFailed: Rollouts failed for good and ``group_failures`` does not mend it.
+        """
+        state = GroupState(next(self._group_numbers))
+        with group_scope(state):
+            state.tool_names = tuple(self._resolve_tools_for_group())
+            members = _GroupMembers(self, item)
+            items, backlog = await members.collect()
+        group = merge_items(items)
+        group["generation_params"] = {"temperature": self.config.agent_temperature}
+        return group, backlog
+
+    async def postprocess_histories(self, trajectories: Any) -> Any:
+        """Change a group before it is written and sent; default: as it is."""
+        return trajectories
+
+    # Evaluation.
+
+    async def evaluate_items(self, items: Sequence[Any], *, resume: bool | None = None) -> Summary:
+        """Evaluate items on the engine, recorded in the run directory; returns the scores.
+
+        Args:
+            items: As ``get_next_item`` gives them, or tasks.
+            resume: Go on with the run in ``data_dir_to_save_evals``; None = as the command says.
+        """
+        if self.engine is None:
+            raise ConfigError("evaluate_items needs an open engine: run it by a command.")
+        summary = await evaluate_items(
+            self,
+            items,
+            engine=self.engine,
+            directory=run_directory(self),
+            resume=self.resume if resume is None else resume,
+            on_progress=self.on_progress,
+        )
+        self.evaluations.append(summary)
+        await self.wandb_log(dict(eval_metrics(summary)))
+        return summary
+
+    async def rollout_and_score_eval(self, item: Any) -> JSONObject:
+        """Run and score one item; returns its facts as a dictionary."""
+        result = await self.rollout(item)
+        agent = result.agent
+        return {
+            "task_id": result.task_id,
+            "status": result.status,
+            "reward": result.score,
+            "passed": result.passed,
+            "turns": agent.turns_used if agent else 0,
+            "finished_naturally": bool(agent and agent.finished_naturally),
+            "messages": agent.messages if agent else [],
+            "error": result.failure.message if result.failure else None,
+            **dict(result.metadata),
+        }
+
+    async def evaluate_log(
+        self,
+        metrics: JSONObject,
+        task_name: str | None = None,
+        model_name: str | None = None,
+        start_time: float | None = None,
+        end_time: float | None = None,
+        generation_parameters: JSONObject | None = None,
+        samples: list[JSONObject] | None = None,
+        verbose: bool = True,
+    ) -> None:
+        """Write metrics and samples of an evaluation in Atropos' layout.
+
+        Args:
+            metrics: Names and numbers.
+            task_name: None = the environment's name with ``_eval``.
+            model_name: None = the first server's.
+            start_time: Unix time; None = now.
+            end_time: Unix time; None = now.
+            generation_parameters: Added to what the configuration says.
+            samples: One line each in samples.jsonl.
+            verbose: Accepted for Atropos' signature; the command prints the metrics.
+        """
+        task_name = task_name or f"{self.name or type(self).__name__}_eval"
+        now = time.time()
+        spent_s = (end_time or now) - (start_time or now)
+        parameters = {"max_new_tokens": self.config.max_token_length}
+        content = {
+            "config_general": {
+                "model_name": model_name or self.server_configs[0].model_name,
+                "total_evaluation_time_seconds": str(spent_s),
+                "generation_parameters": parameters | (generation_parameters or {}),
+            },
+            "results": {f"atropos|{task_name}|0": metrics, "all": metrics},
+        }
+        self.logged_metrics.append(metrics)
+        await write_evaluation(run_directory(self), content, samples)
+
+    # Logging.
+
+    async def note_group(self, group: JSONObject) -> None:
+        """Remember a scored group for the next log; called once per group that counts."""
+        self._scores.extend(group["scores"])
+        await self.add_rollouts_for_wandb(group)
+
+    async def add_rollouts_for_wandb(self, scored_data: Any, item: Any = None) -> None:
+        """Keep rollouts of a group for the wandb table: readable conversations and scores."""
+        if not self.tracker.is_on:
+            return
+        keep = self.config.num_rollouts_per_group_for_logging
+        messages = scored_data.get("messages") or []
+        rows = [
+            (readable(conversation), score)
+            for conversation, score in zip(messages, scored_data["scores"], strict=True)
+        ]
+        self.rollouts_for_wandb.append(rows if keep == -1 else rows[:keep])
+        del self.rollouts_for_wandb[: -self.config.num_rollouts_to_keep]
+
+    async def create_rollout_table(self, wandb_metrics: dict[str, Any]) -> dict[str, Any]:
+        """Add the table of rollouts to ``wandb_metrics`` and return it."""
+        rows = [row for group in self.rollouts_for_wandb for row in group]
+        if rows and self.tracker.is_on:
+            wandb_metrics["train/rollouts"] = self.tracker.table(["text", "score"], rows)
+        return wandb_metrics
+
+    async def wandb_log(self, wandb_metrics: dict[str, Any] | None = None) -> None:
+        """Log metrics of the current step; override to add your own, then call this."""
+        metrics = await self.create_rollout_table(dict(wandb_metrics or {}))
+        metrics |= self._train_metrics()
+        self.rollouts_for_wandb = []
+        self.completion_lengths = []
+        self._scores = []
+        if self.wandb_prepend is not None:
+            metrics = {f"{self.wandb_prepend}_{name}": value for name, value in metrics.items()}
+        await self.tracker.log(metrics, step=self.curr_step)
+
+    async def log_step(self) -> None:
+        """Log if enough groups were sent since the last time; the scheduler's part."""
+        least = self.config.min_items_sent_before_logging
+        if self.items_sent_this_step >= least:
+            await self.wandb_log()
+            self.items_sent_this_step = 0
+
+    def _train_metrics(self) -> dict[str, float]:
+        metrics = {f"rollouts/{name}": float(n) for name, n in self.rollout_counters.items()}
+        for name, values in (("reward", self._scores), ("tokens", self.completion_lengths)):
+            if values:
+                metrics[f"train/{name}_mean"] = statistics.fmean(values)
+                metrics[f"train/{name}_min"] = float(min(values))
+                metrics[f"train/{name}_max"] = float(max(values))
+        return metrics
+
+    def save_checkpoint(self, step: int, data: JSONObject | None = None) -> None:
+        """Write ``data`` under the trainer's checkpoint directory; None writes nothing."""
+        if data is not None:
+            path = self._checkpoint_path(step)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, [orjson.dumps(data)])
+
+    def load_checkpoint(self) -> None:
+        """Set the attributes that the checkpoint of the current step holds, if there is one."""
+        path = self._checkpoint_path(self.curr_step)
+        if path.exists():
+            for name, value in orjson.loads(path.read_bytes()).items():
+                setattr(self, name, value)
+
+    def _checkpoint_path(self, step: int) -> Path:
+        folder = Path(self.checkpoint_dir, "env_checkpoints", self.wandb_prepend or self.name or "")
+        return folder / f"step-{step}.json"
+
+    def _count(self, name: str, amount: int = 1) -> None:
+        self.rollout_counters[name] = self.rollout_counters.get(name, 0) + amount
+
+    def _note_rollout(self, result: RolloutResult, length: int) -> None:
+        assert result.agent is not None
+        self.completion_lengths.append(length)
+        self._count("tool_errors", len(result.agent.tool_errors))
+        self._count("turns", result.agent.turns_used)
+        for name, amount in result.agent.counters.items():
+            self._count(name, amount)
+
+
+class _GroupMembers:
+    """Collects ``group_size`` items, running others in the place of those that fail."""
+
+    def __init__(self, env: HermesAgentBaseEnv, item: Any) -> None:
+        self._env = env
+        self._item = item
+        self._items: list[JSONObject] = []
+        self._backlog: list[Any] = []
+        self._failures = 0
+        replaces = env.config.group_failures == "retry"
+        self._allowed = REPLACEMENTS_PER_GROUP if replaces else 0
+        self._stopping: Exception | None = None
+
+    async def collect(self) -> tuple[list[JSONObject], list[Any]]:
+        """Return the items and the backlog.
+
+        Raises:
+            GroupFailed: Too many failed.
+            HermesRLError: One that stops the whole run.
+        """
+        async with anyio.create_task_group() as members:
+            for _ in range(self._env.config.group_size):
+                members.start_soon(self._member, members)
+        if self._stopping is not None:
+            raise self._stopping
+        size = self._env.config.group_size
+        if len(self._items) != size:
+            raise GroupFailed(f"{self._failures} rollouts of a group of {size} failed.")
+        return self._items, self._backlog
+
+    async def _member(self, members: anyio.abc.TaskGroup) -> None:
+        while True:
+            try:
+                item, backlog = await self._env.collect_trajectory(self._item)
+            except Exception as error:
+                if getattr(error, "stops_run", False) or isinstance(error, ConfigError):
+                    self._stopping = error
+                    members.cancel_scope.cancel()
+                    return
+                _log.warning("A rollout failed: %s: %s", type(error).__name__, error)
+                self._env._count("rollouts_raised")
+                item, backlog = None, []
+            self._backlog.extend(backlog)
+            if item is not None:
+                self._items.append(item)
+                return
+            self._failures += 1
+            if self._failures > self._allowed:
+                # The group cannot be completed any more: its other rollouts are of no use.
+                members.cancel_scope.cancel()
+                return

@@ -1,0 +1,114 @@
+"""From what a user types as ENVIRONMENT to an environment class.
+
+ENVIRONMENT is a name registered in the entry-point group ``hermes_rl.environments``, ``path.py``
+(with one environment class) or ``path.py:Class``, or anything that ``evaluate`` takes as TASKS:
+a task set becomes an environment.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from types import ModuleType
+
+from hermes_rl.atropos.base_env import HermesAgentBaseEnv
+from hermes_rl.atropos.old_names import install_old_names
+from hermes_rl.atropos.task_set_env import environment_from
+from hermes_rl.cli.task_sets import failure_text, find_tasks, task_set_names
+from hermes_rl.errors import ConfigError, HermesRLError, TaskError, UnknownName
+
+__all__ = ["environment_names", "find_environment"]
+
+GROUP = "hermes_rl.environments"
+
+
+def _registered() -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=GROUP)}
+
+
+def environment_names() -> list[str]:
+    """Return the registered names, sorted."""
+    return sorted(_registered())
+
+
+def find_environment(spec: str) -> type[HermesAgentBaseEnv]:
+    """Return the class of what was typed as ENVIRONMENT.
+
+    Raises:
+        UnknownName: It is nothing known; lists the nearest names.
+        TaskError: The file cannot be imported, or holds no environment.
+    """
+    points = _registered()
+    if spec in points:
+        try:
+            loaded: type[HermesAgentBaseEnv] = points[spec].load()
+        except ImportError as error:
+            raise ConfigError(f"Environment {spec!r} cannot be imported: {error}") from error
+        return loaded
+    path, _, name = spec.partition(".py")
+    if ".py" in spec and name[:1] in ("", ":"):
+        return _from_file(Path(f"{path}.py"), name[1:])
+    return _from_task_set(spec, points)
+
+
+def _from_task_set(spec: str, points: dict[str, EntryPoint]) -> type[HermesAgentBaseEnv]:
+    try:
+        source = find_tasks(spec)
+    except UnknownName as error:
+        raise UnknownName.of("environment", spec, {*points, *task_set_names()}) from error
+    name = Path(spec).name
+    return environment_from(lambda env: source.make(env.config), name=name)
+
+
+def _from_file(path: Path, name: str) -> type[HermesAgentBaseEnv]:
+    module = _import(path)
+    if name and not _is_environment(getattr(module, name, None), module=None):
+        if not hasattr(module, name):
+            raise UnknownName.of(f"class in {path}:", name, vars(module))
+        return _from_task_set(f"{path}:{name}", {})
+    classes = [
+        value
+        for key, value in vars(module).items()
+        if (key == name if name else _is_environment(value, module=module.__name__))
+    ]
+    if len(classes) != 1:
+        found = ", ".join(cls.__name__ for cls in classes) or "none"
+        raise TaskError(
+            f"{path} must hold one environment class; found {found}. Name it: path:Class."
+        )
+    environment: type[HermesAgentBaseEnv] = classes[0]
+    return environment
+
+
+def _is_environment(value: object, *, module: str | None) -> bool:
+    return (
+        isinstance(value, type)
+        and issubclass(value, HermesAgentBaseEnv)
+        and (module is None or value.__module__ == module)
+    )
+
+
+def _import(path: Path) -> ModuleType:
+    """Import a file as a script would be, with the old framework's module names at hand."""
+    if not path.is_file():
+        raise TaskError(f"{path} does not exist.")
+    install_old_names()
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    name = f"hermes_rl_environment_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise TaskError(f"{path} is no Python file.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except HermesRLError:
+        raise
+    except Exception as error:  # the author's code, which may raise anything
+        del sys.modules[name]
+        raise TaskError(f"{path} cannot be imported: {failure_text(error)}") from error
+    return module
