@@ -149,8 +149,8 @@ def with_reasoning(
 ) -> tuple[EnvT, tuple[ServerConfig, ...]]:
     """Apply Atropos' reasoning settings of the environment to requests and servers.
 
-    ``env`` is an ``EnvConfig`` or a ``HermesAgentEnvConfig``. ``thinking_mode`` becomes a request field unless one is given; the others become the
-    defaults of servers that do not set them.
+    ``env`` is an ``EnvConfig`` or a ``HermesAgentEnvConfig``. ``thinking_mode`` becomes a request
+    field unless one is given; the others become the defaults of servers that do not set them.
     """
     if getattr(env, "thinking_mode", False):
         extra_body = {"reasoning": {"enabled": True}, **(getattr(env, "extra_body", None) or {})}
