@@ -25,8 +25,9 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -43,8 +44,8 @@ from hermes_rl.plan import (
     RolloutPlan,
     ToolChoice,
     check_lifetimes,
-    plan_all,
     plan_rollout,
+    plan_run,
     rollout_seed,
 )
 from hermes_rl.rollout import Rollout, RolloutResult
@@ -226,17 +227,21 @@ class RolloutEngine:
                 it, else ``max_running_sandboxes``.
             skip: Pairs (task id, attempt) that are not to run.
 
+        Entering the stream raises what is wrong with the tasks, before anything is spent.
+
         Raises:
-            TaskError: A task is malformed, or an id occurs twice.
-            ConfigError: ``terminal_lifetime`` is below what tasks need.
+            ConfigError: ``attempts`` or ``max_workers`` is below 1.
         """
-        plans = plan_all(self._config, tasks)
         if max_workers is None:
             default = self._config.max_running_sandboxes
             max_workers = getattr(self._config, "max_eval_workers", default)
+        if attempts < 1 or max_workers < 1:
+            raise ConfigError("attempts and max_workers must be at least 1.")
         return RolloutStream(
-            _work(plans, attempts, skip),
-            workers=max(1, min(max_workers, len(plans) * attempts)),
+            partial(plan_run, self._config, tasks),
+            attempts=attempts,
+            skip=skip,
+            max_workers=max_workers,
             spawn=self._spawn,
             rollout=self._rollout,
         )
@@ -265,13 +270,19 @@ class RolloutEngine:
         """Hold backend and models open until the engine closes; see the module's docstring."""
         stack = AsyncExitStack()
         try:
-            task_status.started(await self._open(stack))
-            await self._closing.wait()
+            # Entered before what it bounds at the end: backend and models hold scopes of their
+            # own for as long as they are open, and scopes must be left in reverse order.
+            with anyio.CancelScope() as scope:
+                try:
+                    task_status.started(await self._open(stack))
+                    await self._closing.wait()
+                finally:
+                    self._closing.set()
+                    await self._end_activities()
+                    scope.shield = True
+                    scope.deadline = anyio.current_time() + CLOSE_S
+                    await self._leave(stack)
         finally:
-            self._closing.set()
-            await self._end_activities()
-            with anyio.move_on_after(CLOSE_S, shield=True):
-                await self._leave(stack)
             self._closed.set()
 
     async def _open(self, stack: AsyncExitStack) -> RolloutSite:
@@ -323,12 +334,3 @@ class RolloutEngine:
             await stack.aclose()
         except Exception as error:
             self._close_error = error
-
-
-def _work(
-    plans: Sequence[RolloutPlan], attempts: int, skip: Container[tuple[str, int]]
-) -> Iterator[tuple[RolloutPlan, int]]:
-    for attempt in range(attempts):
-        for plan in plans:
-            if (plan.description.id, attempt) not in skip:
-                yield plan, attempt

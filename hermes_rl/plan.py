@@ -12,8 +12,10 @@ from __future__ import annotations
 import hashlib
 import random
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+
+import anyio.lowlevel
 
 from hermes_rl.config import AgentFields
 from hermes_rl.errors import ConfigError, TaskError
@@ -38,6 +40,8 @@ DEFAULT_REWARD_S = 600.0
 """Reward deadline of tasks without one."""
 LEASE_MARGIN_S = 60.0
 """Added to the phases: killing a call, closing a session and teardown take up to half of it."""
+_PLANS_PER_SLICE = 100
+"""Plans made between two steps of the event loop: about 2 ms."""
 _TASKS_NAMED = 10
 """Tasks listed in an error before it says how many more there are."""
 
@@ -166,11 +170,30 @@ def plan_all(config: AgentFields, tasks: Iterable[Task]) -> list[RolloutPlan]:
         ConfigError: ``terminal_lifetime`` was set below what tasks need (lists them), or a
             toolset is not available.
     """
-    choice = ToolChoice(config)
+    plans = list(_plans(config, tasks))
+    _check(config, plans)
+    return plans
+
+
+async def plan_run(config: AgentFields, tasks: Iterable[Task]) -> list[RolloutPlan]:
+    """Like :func:`plan_all`, without keeping the event loop from its work."""
     plans = []
+    for plan in _plans(config, tasks):
+        plans.append(plan)
+        if len(plans) % _PLANS_PER_SLICE == 0:
+            await anyio.lowlevel.checkpoint()
+    _check(config, plans)
+    return plans
+
+
+def _plans(config: AgentFields, tasks: Iterable[Task]) -> Iterator[RolloutPlan]:
+    choice = ToolChoice(config)
     for task in tasks:
         description = describe(task)
-        plans.append(_plan(config, task, description, choice.names(description.id)))
+        yield _plan(config, task, description, choice.names(description.id))
+
+
+def _check(config: AgentFields, plans: Sequence[RolloutPlan]) -> None:
     times = Counter(plan.description.id for plan in plans)
     twice = sorted(task_id for task_id, count in times.items() if count > 1)
     if twice:
@@ -179,7 +202,6 @@ def plan_all(config: AgentFields, tasks: Iterable[Task]) -> list[RolloutPlan]:
             "Use attempts to run a task several times."
         )
     check_lifetimes(config, plans)
-    return plans
 
 
 def check_lifetimes(config: AgentFields, plans: Sequence[RolloutPlan]) -> None:

@@ -7,7 +7,8 @@ ends exactly them, and the caller's task is never cancelled behind its back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import contextlib
+from collections.abc import Awaitable, Callable, Container, Iterator, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -107,28 +108,38 @@ class RolloutStream:
 
     def __init__(
         self,
-        work: Iterator[tuple[RolloutPlan, int]],
+        plan: Callable[[], Awaitable[Sequence[RolloutPlan]]],
         *,
-        workers: int,
+        attempts: int,
+        skip: Container[tuple[str, int]],
+        max_workers: int,
         spawn: Callable[[RolloutStream], None],
         rollout: Callable[[RolloutPlan, int], Rollout],
     ) -> None:
-        self._work = work
-        self._workers = workers
+        self._plan = plan
+        self._attempts = attempts
+        self._skip = skip
+        self._workers = max_workers
         self._spawn = spawn
         self._rollout = rollout
+        self._work: Iterator[tuple[RolloutPlan, int]] = iter(())
         self._scope = anyio.CancelScope()
-        self._slots = anyio.Semaphore(2 * workers)
+        self._slots = anyio.Semaphore(2 * max_workers)
         self._finished: _Channel | None = None
         self._ended = anyio.Event()
         self._error: Exception | None = None
 
     async def __aenter__(self) -> Self:
-        """Start the workers.
+        """Resolve the tasks and start the workers.
 
         Raises:
+            TaskError: A task is malformed, or an id occurs twice.
+            ConfigError: ``terminal_lifetime`` is below what tasks need.
             EngineClosed: The engine is closed.
         """
+        plans = await self._plan()
+        self._work = _work(plans, self._attempts, self._skip)
+        self._workers = min(self._workers, max(1, len(plans) * self._attempts))
         # Without a bound of its own: the slots are the bound, and a finished result is never held
         # back in a worker, where stopping would lose it.
         self._finished = anyio.create_memory_object_stream(float("inf"))
@@ -163,14 +174,11 @@ class RolloutStream:
         """
         if self._finished is None:
             raise ConfigError("Enter the stream first: async with engine.run(...) as results.")
-        try:
+        with contextlib.suppress(anyio.EndOfStream):
             result = await self._finished[1].receive()
-        except anyio.EndOfStream:
-            if self._error is not None:
-                raise self._error from None
-            raise StopAsyncIteration from None
-        self._slots.release()
-        return result
+            self._slots.release()
+            return result
+        raise self._error or StopAsyncIteration
 
     def stop(self) -> None:
         """Take no more work and tear down what runs; finished results can still be read."""
@@ -219,3 +227,13 @@ class RolloutStream:
         """Stop all workers; the reader gets ``error`` after the finished results."""
         self._error = self._error or error
         self._scope.cancel()
+
+
+def _work(
+    plans: Sequence[RolloutPlan], attempts: int, skip: Container[tuple[str, int]]
+) -> Iterator[tuple[RolloutPlan, int]]:
+    """Yield every task once before any task twice."""
+    for attempt in range(attempts):
+        for plan in plans:
+            if (plan.description.id, attempt) not in skip:
+                yield plan, attempt

@@ -51,6 +51,8 @@ CLOSE_SANDBOX_S = 15.0
 """``Sandbox.close`` promises 10 s."""
 SOLUTION_DIR = "/solution"
 """Where a task's solution is uploaded for the oracle, as Terminal-Bench has it."""
+SOLUTION_TOOL = "terminal"
+"""Solutions are commands, whatever tools the agent would have."""
 REWARD_PROTECTIONS = (
     Capability.ISOLATION,
     Capability.USERS,
@@ -76,6 +78,13 @@ def _deadline(seconds: float, error: HermesRLError) -> Iterator[None]:
         yield
     if scope.cancelled_caught:
         raise error
+
+
+def _single(error: Exception) -> Exception:
+    """Return the one exception inside a group: what a task group of reward code was told."""
+    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
 
 
 def _is_agents_doing(error: HermesRLError, agent: AgentResult) -> bool:
@@ -144,9 +153,10 @@ class Trial:
                     await self._run_phases(model)
                 finally:
                     await self._tear_down()
-        except Exception as error:
+        except Exception as raised:
+            error = _single(raised)
             if stops_run(error):
-                raise
+                raise error
             self.error = error
 
     async def _run_phases(self, model: ChatModel) -> None:
@@ -206,16 +216,18 @@ class Trial:
 
     def _make_tools(self, sandbox: Sandbox) -> ToolDispatcher:
         """Return the rollout's tools; a solution may run as long as the agent may."""
+        names = self._plan.tool_names
         default_s = float(self._site.config.terminal_timeout)
         longest_s = max(ToolSettings().max_command_timeout_s, default_s)
         if self._site.plays_solutions:
+            names = tuple({*names, SOLUTION_TOOL})
             default_s = longest_s = self._plan.agent_s
         settings = ToolSettings(
             command_timeout_s=default_s,
             max_command_timeout_s=longest_s,
             user=self._plan.description.agent_user,
         )
-        return ToolDispatcher(sandbox, self._plan.tool_names, settings=settings)
+        return ToolDispatcher(sandbox, names, settings=settings)
 
     async def _act(
         self, model: ChatModel, tools: ToolDispatcher

@@ -107,6 +107,15 @@ async def test_three_hundred_rollouts_at_once_block_nothing_and_leave_nothing() 
     assert backend.alive == []
 
 
+async def test_ten_thousand_tasks_start_without_blocking_the_loop() -> None:
+    backend = hanging_backend()
+    many = tasks(10_000)
+    with loop_monitor():
+        async with engine_of(backend) as engine, engine.run(many, max_workers=2):
+            await until(busy(backend, 2))
+    assert backend.alive == []
+
+
 async def test_no_more_sandboxes_exist_at_once_than_allowed() -> None:
     most = 0
 
@@ -178,11 +187,16 @@ async def test_an_error_that_stops_the_run_comes_after_the_finished_results() ->
 
 async def test_malformed_runs_are_refused_before_anything_starts() -> None:
     backend = FakeBackend()
+
+    async def enter(*todo: FakeTask) -> None:
+        async with engine.run(todo):
+            raise AssertionError
+
     async with engine_of(backend, terminal_lifetime=10) as engine:
         with pytest.raises(TaskError, match="occur more than once"):
-            engine.run([FakeTask(), FakeTask()])
+            await enter(FakeTask(), FakeTask())
         with pytest.raises(ConfigError, match="terminal_lifetime"):
-            engine.run([FakeTask()])
+            await enter(FakeTask())
         with pytest.raises(ConfigError, match="terminal_lifetime"):
             await engine.rollout(FakeTask())
         with pytest.raises(ConfigError, match="terminal_lifetime"):
@@ -190,6 +204,14 @@ async def test_malformed_runs_are_refused_before_anything_starts() -> None:
         with pytest.raises(TaskError, match="no prompt"):
             engine.start(FakeTask(prompt=""))
     assert backend.specs == []
+
+
+async def test_fewer_than_one_worker_or_attempt_is_refused() -> None:
+    async with engine_of() as engine:
+        with pytest.raises(ConfigError, match="at least 1"):
+            engine.run(tasks(1), attempts=0)
+        with pytest.raises(ConfigError, match="at least 1"):
+            engine.run(tasks(1), max_workers=0)
 
 
 async def test_no_tasks_are_no_results() -> None:

@@ -402,6 +402,22 @@ async def test_a_sandbox_lost_during_the_reward_is_retried_whole() -> None:
     assert result.retried[0].phase == "reward"
 
 
+async def test_an_error_inside_a_task_group_of_reward_code_is_seen_for_what_it_is() -> None:
+    losses = [SandboxGone("node drained")]
+
+    async def reward(result: AgentResult, ctx: ToolContext) -> float:
+        async def check() -> None:
+            if losses:
+                raise losses.pop()
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(check)
+        return 1.0
+
+    result = await rollout_of(FakeTask(reward=reward)).run()
+    assert (result.status, [f.kind for f in result.retried]) == ("finished", ["SandboxGone"])
+
+
 async def test_a_failed_model_is_retried_then_graded_but_never_counted() -> None:
     backend = FakeBackend()
     model = ScriptedModel(raising(ModelTransient("503", status=503)))
@@ -466,7 +482,9 @@ class SolutionModel:
         return ScriptedModel(replay([call("terminal", {"command": description.solution.command})]))
 
 
-async def test_the_oracle_gets_the_solution_files_and_all_the_agents_time(tmp_path: Path) -> None:
+async def test_the_oracle_gets_the_solution_files_a_terminal_and_all_the_agents_time(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "solve.sh").write_text("echo solved")
     timeouts: list[float] = []
 
@@ -480,7 +498,9 @@ async def test_the_oracle_gets_the_solution_files_and_all_the_agents_time(tmp_pa
         solution=Solution(command="bash /solution/solve.sh", files=tmp_path),
         deadlines=Deadlines(agent_s=2345.0),
     )
-    result = await rollout_of(task, backend=backend, model=SolutionModel()).run()
+    result = await rollout_of(
+        task, backend=backend, model=SolutionModel(), enabled_toolsets=["todo"]
+    ).run()
     assert result.status == "finished"
     assert backend.created[0].files["/solution/solve.sh"] == b"echo solved"
     assert backend.created[0].commands == ["bash /solution/solve.sh"]
