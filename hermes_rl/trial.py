@@ -153,11 +153,10 @@ class Trial:
                     await self._run_phases(model)
                 finally:
                     await self._tear_down()
-        except Exception as raised:
-            error = _single(raised)
-            if stops_run(error):
-                raise error
-            self.error = error
+        except Exception as error:
+            self.error = _single(error)
+        if self.error is not None and stops_run(self.error):
+            raise self.error
 
     async def _run_phases(self, model: ChatModel) -> None:
         sandbox, tools = await self._set_up()
