@@ -101,7 +101,7 @@ class AttachTransport:
         Raises:
             ConnectionError: The stream is closed.
         """
-        if self._connection() is None:
+        if not self._is_open():
             raise ConnectionResetError("the container's stream is closed")
         try:
             await self._stream.write_in(data)
@@ -133,9 +133,11 @@ class AttachTransport:
         """Close both directions. Idempotent."""
         self._drop()
 
-    def _connection(self) -> Any:
+    def _is_open(self) -> bool:
         response = self._stream._resp
-        return None if self._closed or response is None else response.connection
+        if self._closed or response is None or response.connection is None:
+            return False
+        return response.connection.transport is not None
 
     def _drop(self) -> None:
         if self._closed:
