@@ -577,7 +577,7 @@ class Tap:
 
     def drain(self) -> None:
         """Take what is in the pipe now, credit or not; more than a pipe holds is not waited for."""
-        left = pipe_size(self.fd)
+        left = pipe_size(self.fd) + READ_BYTES  # the last read tells whether anybody holds it
         while left > 0 and not self.closed:
             count = self.read(min(left, READ_BYTES))
             if not count:
@@ -1529,9 +1529,9 @@ class Outpost:
         if command is not None and command.status is None and grace_s > 0:
             command.kill(grace_s)
             return
-        hunt = self.start_hunt(id, command.pid if command else 0, None)
         if command is not None:
-            command.hunt = hunt
+            command.kill_now()
+        hunt = self.hunts.get(id) or self.start_hunt(id, command.pid if command else 0, None)
         hunt.when_dead(lambda: self.link.send(DONE, id))
 
     def on_credit(self, id: int, payload: bytes) -> None:
