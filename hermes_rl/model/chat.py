@@ -102,7 +102,7 @@ class ChatSession:
 
     async def complete(self, messages: Sequence[Message]) -> Completion:
         """Sample the next turn; see :meth:`hermes_rl.model.ModelSession.complete`."""
-        self._history.update(messages)
+        await self._history.update(messages)
         self._budget.prompt_bytes = self._history.size_bytes + self._tools_bytes
         allowance = self._budget.allowance(self._asker.context_tokens)
         spent = Spent()

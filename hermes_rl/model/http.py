@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import ipaddress
 import urllib.request
-from collections.abc import AsyncIterable, AsyncIterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import cast
@@ -40,8 +40,8 @@ CONNECT_TIMEOUT_S = 30.0
 MIN_SECRET_CHARS = 8
 KEEPALIVE_S = 15.0
 """Seconds an idle connection is kept: agents come back after a tool call."""
-PIECE_BYTES = 512 * 1024
-"""Bodies above this are written in pieces; aiohttp warns about single ones above 1 MiB."""
+PART_BYTES = 512 * 1024
+"""Larger bodies are written in parts, between which the event loop gets a turn."""
 
 _HEADERS = {
     "Accept": "application/json",
@@ -67,15 +67,23 @@ class Reply:
     body: bytes
 
 
-class _Pieces(httpx.AsyncByteStream):
-    """A large body, restartable and of known size, handed out in pieces."""
+class _LargeBody(httpx.AsyncByteStream):
+    """A large body, restartable and of known size, handed out in parts."""
 
-    def __init__(self, body: bytes) -> None:
-        self._body = memoryview(body)
+    def __init__(self, pieces: Sequence[bytes]) -> None:
+        self._pieces = pieces
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        for start in range(0, len(self._body), PIECE_BYTES):
-            yield bytes(self._body[start : start + PIECE_BYTES])
+        part: list[bytes] = []
+        size = 0
+        for piece in self._pieces:
+            for start in range(0, len(piece), PART_BYTES):
+                part.append(piece[start : start + PART_BYTES])
+                size += len(part[-1])
+                if size >= PART_BYTES:
+                    yield b"".join(part)
+                    part, size = [], 0
+        yield b"".join(part)
 
 
 class Endpoint:
@@ -111,12 +119,12 @@ class Endpoint:
             return body
         return body.replace(self._secret.encode(), b"[key]")
 
-    async def post(self, path: str, body: bytes, *, timeout_s: float) -> Reply:
+    async def post(self, path: str, body: bytes | Sequence[bytes], *, timeout_s: float) -> Reply:
         """Send a JSON body.
 
         Args:
             path: Below the base address, e.g. ``/chat/completions``.
-            body: Encoded JSON.
+            body: Encoded JSON, whole or in pieces that follow each other.
             timeout_s: Seconds for everything, from connecting to the last byte.
 
         Raises:
@@ -124,11 +132,14 @@ class Endpoint:
             ModelProtocolError: The answer is larger than :data:`MAX_REPLY_BYTES`.
         """
         url = self._url(path)
-        if len(body) <= PIECE_BYTES:
-            request = httpx.Request("POST", url, headers=self._headers, content=body)
+        pieces = [body] if isinstance(body, bytes) else body
+        size = sum(map(len, pieces))
+        if size <= PART_BYTES:
+            content = b"".join(pieces)
+            request = httpx.Request("POST", url, headers=self._headers, content=content)
         else:
-            request = httpx.Request("POST", url, headers=self._headers, stream=_Pieces(body))
-            request.headers["Content-Length"] = str(len(body))
+            request = httpx.Request("POST", url, headers=self._headers, stream=_LargeBody(pieces))
+            request.headers["Content-Length"] = str(size)
         request.headers["Content-Type"] = "application/json"
         return await self._send(request, timeout_s)
 

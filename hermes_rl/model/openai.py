@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import anyio.lowlevel
 import orjson
 
 from hermes_rl.config import ServerConfig
@@ -47,7 +48,7 @@ from hermes_rl.model.limiter import AdaptiveLimiter
 from hermes_rl.model.protocol import Sampling
 from hermes_rl.model.reply import first_choice
 from hermes_rl.model.retry import Retrier, RetryPolicy, Spent
-from hermes_rl.model.wire import ReasoningInHistory, WireHistory
+from hermes_rl.model.wire import PART_BYTES, ReasoningInHistory, WireHistory
 from hermes_rl.types import JSONObject, ToolCallParser
 
 __all__ = ["Dialect", "OpenAIModel", "open_openai"]
@@ -225,7 +226,7 @@ class OpenAIModel:
                 _log.info("%s takes no %s", self._endpoint.base_url, parameter)
         return used != self.dialect
 
-    async def request(self, body: bytes, remaining_s: float) -> JSONObject:
+    async def request(self, body: Sequence[bytes], remaining_s: float) -> JSONObject:
         """Send one request and return its completion as decoded JSON.
 
         Raises:
@@ -237,6 +238,8 @@ class OpenAIModel:
         if not 200 <= reply.status < 300:
             raise failure_of(reply, server=server, key_hint=self._key_hint)
         data = self._decode(reply)
+        if len(reply.body) > PART_BYTES:
+            await anyio.lowlevel.checkpoint()
         self._raise_error_in(data)
         choice = first_choice(data, server)
         self._raise_error_in(choice)
@@ -331,14 +334,13 @@ class _Requests:
             return None
         return smaller
 
-    def _body(self, history: WireHistory, dialect: Dialect, max_tokens: int | None) -> bytes:
+    def _body(self, history: WireHistory, dialect: Dialect, max_tokens: int | None) -> list[bytes]:
         if self._fields is None or self._fields[0] != dialect:
             self._fields = (dialect, orjson.dumps(self._static_fields(dialect))[1:])
         limit = b""
         if max_tokens is not None:
             limit = b'"%s":%d,' % (dialect.max_tokens_field.encode(), max_tokens)
-        messages = b",".join(history.pieces)
-        return b"".join((b'{"messages":[', messages, b"],", limit, self._fields[1]))
+        return [b'{"messages":[', *history.pieces, b"],", limit, self._fields[1]]
 
     def _static_fields(self, dialect: Dialect) -> JSONObject:
         """Return all of the request but the messages and the token limit."""

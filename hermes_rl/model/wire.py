@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
+import anyio.lowlevel
 import orjson
 
 from hermes_rl.errors import ModelRejected
@@ -25,6 +26,8 @@ ReasoningInHistory = Literal["auto", "keep", "drop"]
 ReasoningSource = Literal["reasoning_content", "reasoning", "content"]
 """Where a server puts reasoning text: one of two fields, or ``<think>`` inside the content."""
 
+PART_BYTES = 512 * 1024
+"""Encoded at once; then the event loop gets a turn."""
 _REASONING_KEYS = frozenset({"reasoning", "reasoning_content", "reasoning_details"})
 
 
@@ -98,8 +101,9 @@ class WireHistory:
     """The growing conversation as encoded messages.
 
     Attributes:
-        pieces: One JSON text per message.
-        size_bytes: Of all pieces.
+        pieces: One JSON text per message, all but the first with a comma before it: together the
+            inside of a JSON list.
+        size_bytes: Of all pieces together.
         forks: Times a call's messages did not extend those of the call before.
     """
 
@@ -110,8 +114,8 @@ class WireHistory:
         self._format = wire_format
         self._messages: list[Message] = []
 
-    def update(self, messages: Sequence[Message]) -> None:
-        """Make the history that of ``messages``; encodes only what is new.
+    async def update(self, messages: Sequence[Message]) -> None:
+        """Make the history that of ``messages``; encodes only what is new, a part at a time.
 
         Raises:
             ModelRejected: A message holds something that JSON cannot express.
@@ -119,13 +123,18 @@ class WireHistory:
         kept = self._common(messages)
         if kept < len(self._messages):
             self.forks += 1
-            self.size_bytes = sum(map(len, self.pieces[:kept]))
+            self.size_bytes -= sum(map(len, self.pieces[kept:]))
             del self.pieces[kept:], self._messages[kept:]
+        since_pause = 0
         for index in range(kept, len(messages)):
-            piece = _encode(self._format.to_wire(messages[index]), index)
+            piece = (b"," if index else b"") + _encode(self._format.to_wire(messages[index]), index)
             self.pieces.append(piece)
             self._messages.append(messages[index])
             self.size_bytes += len(piece)
+            since_pause += len(piece)
+            if since_pause > PART_BYTES:
+                since_pause = 0
+                await anyio.lowlevel.checkpoint()
 
     def wire_messages(self) -> list[JSONObject]:
         """Return the conversation as the dictionaries that the pieces encode."""

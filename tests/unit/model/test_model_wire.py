@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import anyio
 import orjson
 import pytest
 
@@ -12,13 +13,17 @@ from hermes_rl.types import JSONObject, Message
 
 def sent(message: Message, wire_format: WireFormat | None = None) -> JSONObject:
     history = WireHistory(wire_format or WireFormat())
-    history.update([message])
-    decoded: JSONObject = orjson.loads(history.pieces[0])
-    return decoded
+    anyio.run(history.update, [message])
+    return joined(history)[0]
 
 
 def call(arguments: Any) -> JSONObject:
     return {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+
+
+def joined(history: WireHistory) -> list[JSONObject]:
+    decoded: list[JSONObject] = orjson.loads(b"[" + b"".join(history.pieces) + b"]")
+    return decoded
 
 
 class Counting(WireFormat):
@@ -33,34 +38,34 @@ class Counting(WireFormat):
         return super().to_wire(message)
 
 
-def test_each_message_is_encoded_once() -> None:
+async def test_each_message_is_encoded_once() -> None:
     wire_format = Counting()
     history = WireHistory(wire_format)
     messages: list[Message] = []
     for number in range(50):
         messages.append({"role": "user", "content": str(number)})
-        history.update(messages)
+        await history.update(messages)
     assert wire_format.count == 50
-    assert orjson.loads(b"[" + b",".join(history.pieces) + b"]") == messages
-    assert history.size_bytes == sum(map(len, history.pieces))
+    assert joined(history) == messages
+    assert history.size_bytes == len(b"".join(history.pieces))
 
 
-def test_equal_copies_of_messages_are_not_a_fork() -> None:
+async def test_equal_copies_of_messages_are_not_a_fork() -> None:
     wire_format = Counting()
     history = WireHistory(wire_format)
-    history.update([{"role": "user", "content": "a"}])
-    history.update([{"role": "user", "content": "a"}, {"role": "user", "content": "b"}])
+    await history.update([{"role": "user", "content": "a"}])
+    await history.update([{"role": "user", "content": "a"}, {"role": "user", "content": "b"}])
     assert (history.forks, wire_format.count) == (0, 2)
 
 
-def test_a_fork_keeps_the_common_part_and_its_size() -> None:
+async def test_a_fork_keeps_the_common_part_and_its_size() -> None:
     wire_format = Counting()
     history = WireHistory(wire_format)
-    history.update([{"role": "user", "content": text} for text in "abc"])
-    history.update([{"role": "user", "content": text} for text in "axyz"])
+    await history.update([{"role": "user", "content": text} for text in "abc"])
+    await history.update([{"role": "user", "content": text} for text in "axyz"])
     assert (history.forks, wire_format.count) == (1, 6)
-    assert [orjson.loads(piece)["content"] for piece in history.pieces] == list("axyz")
-    assert history.size_bytes == sum(map(len, history.pieces))
+    assert [message["content"] for message in joined(history)] == list("axyz")
+    assert history.size_bytes == len(b"".join(history.pieces))
 
 
 @pytest.mark.parametrize(
