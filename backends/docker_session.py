@@ -249,8 +249,10 @@ class DockerSession:
 
     async def _create_uncancelled(self, name: str, plan: ContainerPlan) -> str:
         """A cancelled request may or may not have made a container: so it is waited for."""
+        container = name
         with anyio.CancelScope(shield=True):
-            return await self._engine.create(name, container_config(plan))
+            container = await self._engine.create(name, container_config(plan))
+        return container
 
     async def _with_volume(self, plan: ContainerPlan) -> ContainerPlan:
         async with self._volume_lock:

@@ -74,10 +74,17 @@ class Hello:
 
 @dataclass(slots=True, frozen=True)
 class Loss:
-    """How a channel ended: a sentence, and the outpost's own last word (``expired``, ...)."""
+    """How a channel ended.
+
+    Attributes:
+        reason: A sentence.
+        bye: The outpost's own last word (``expired``, ...), if it said one.
+        is_forged: What arrived was no frame of an outpost: something inside wrote to its stream.
+    """
 
     reason: str
     bye: str = ""
+    is_forged: bool = False
 
 
 class Waiter:
@@ -188,6 +195,7 @@ class OutpostChannel:
         self._hello = _HelloWaiter()
         self._waiters[0] = self._hello
         self._bye = ""
+        self._is_forged = False
         self._heard = False
 
     async def run(self) -> None:
@@ -209,6 +217,7 @@ class OutpostChannel:
                     if count % FRAMES_PER_TURN == 0:
                         await checkpoint()
         except FrameError as error:
+            self._is_forged = True
             return f"it broke the protocol ({error})"
         except OSError as error:
             return str(error) or type(error).__name__
@@ -245,7 +254,7 @@ class OutpostChannel:
         await self._transport.aclose()
 
     async def _lose(self, reason: str) -> None:
-        loss = Loss(reason, self._bye)
+        loss = Loss(reason, self._bye, self._is_forged)
         error: SandboxError | None = None
         with anyio.move_on_after(EXPLAIN_LIMIT_S):
             try:

@@ -12,6 +12,7 @@ Options::
     --user=NAME[:GROUP] default user of commands and file operations (name or number)
     --runtime-dir=DIR   where a mounted interpreter lives: PYTHON* and LD_* that point there
                         are not passed on to commands
+    --env=NAME=VALUE    set in the environment of commands only; may be given more than once
 
 What holds for every command:
 
@@ -1263,6 +1264,7 @@ class Outpost:
         self.removed = [os.fsencode(path) for path in options.get("remove", [])]
         self.base_cwd = os.getcwdb()
         self.base_env = scrubbed(dict(os.environb), options.get("runtime-dir", [""])[-1])
+        self.base_env.update(split_env([os.fsencode(item) for item in options.get("env", [])]))
         self.shell, self.shell_name = find_shell(self.base_env.get(b"PATH", b""))
         self.user: Optional[User] = None
         if options.get("user"):
@@ -1981,8 +1983,10 @@ def identity(user: User) -> Env:
 
 
 def scrubbed(env: Env, runtime_dir: str) -> Env:
-    """Return ``env`` without what belongs to the interpreter mounted at ``runtime_dir``."""
+    """Return ``env`` without what comes from our interpreter, mounted at ``runtime_dir``."""
     env.pop(COOKIE, None)
+    if b"\0LC_CTYPE=" not in b"\0" + slurp("/proc/self/environ"):
+        env.pop(b"LC_CTYPE", None)  # Python sets it by itself where no locale is set
     mount = os.fsencode(runtime_dir).rstrip(b"/")
     if not mount:
         return env
