@@ -28,7 +28,7 @@ from hermes_rl.config_sources import Flag, load_dotenv
 from hermes_rl.engine import RolloutEngine
 from hermes_rl.errors import ConfigError, HermesRLError, RunLogError
 from hermes_rl.evaluation import Evaluation, run_header
-from hermes_rl.plan import plan_all
+from hermes_rl.plan import plan_run
 from hermes_rl.runlog.files import RESULTS
 from hermes_rl.runlog.reader import read_run
 from hermes_rl.runlog.resume import check_same_run
@@ -141,7 +141,7 @@ class _Session:
         env, servers = self._settings.env, self._settings.servers
         task_set = self._settings.source.make(env)
         selection = await load_selection(task_set, env)
-        plans = plan_all(env, selection.tasks.values())
+        plans = await plan_run(env, selection.tasks.values())
         header = run_header(
             selection,
             env,
