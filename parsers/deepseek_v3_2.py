@@ -69,7 +69,8 @@ class DeepSeekV32Parser(InvokeFormat):
                     return inner
             return values
 
-        return Elements(text, self.grammar, schemas, finish=unwrap).run()
+        was_cut = finish_reason == "length"
+        return Elements(text, self.grammar, schemas, was_cut=was_cut, finish=unwrap).run()
 
     def render_parameter(self, key: str, value: Any) -> str:
         """Write a whole parameter."""

@@ -44,7 +44,9 @@ class ElementFormat(Format):
         self, text: str, tools: Sequence[JSONObject] | None, finish_reason: str | None
     ) -> Scan:
         """Find the calls in ``text``."""
-        return Elements(text, self.grammar, ToolSchemas(tools)).run()
+        return Elements(
+            text, self.grammar, ToolSchemas(tools), was_cut=finish_reason == "length"
+        ).run()
 
     def render(self, calls: Sequence[ToolCall], content: str = "") -> str:
         """Write ``calls``, each in a wrapper of its own."""

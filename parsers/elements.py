@@ -20,7 +20,7 @@ from hermes_rl.parsers.tool_schemas import ToolSchemas, convert
 __all__ = ["Elements", "Grammar", "attribute_head", "convert_by_schema", "equals_head"]
 
 _HEAD = re.compile(r"([^<>\n]*+)(>|\Z)?+")
-_ATTRIBUTE = re.compile(r"""([\w-]++)\s*+=\s*+(?:"([^"]*+)"|'([^']*+)'|([^\s"']++))""")
+_ATTRIBUTE = re.compile(r"""(?<![\w-])([\w-]++)\s*+=\s*+(?:"([^"]*+)"|'([^']*+)'|([^\s"']++))""")
 _CUT = "the call is cut off"
 
 Head = Mapping[str, str]
@@ -96,13 +96,24 @@ class Elements:
         grammar: Grammar,
         schemas: ToolSchemas,
         *,
+        was_cut: bool = False,
         finish: Callable[[str, dict[str, Any]], dict[str, Any]] | None = None,
     ) -> None:
-        """Take ``text``; ``finish`` turns a function's name and values into its arguments."""
+        """Prepare to scan ``text``.
+
+        Args:
+            text: The text.
+            grammar: Its tags.
+            schemas: Give the types of values.
+            was_cut: Whether the text is known to end at a length limit: then an end tag at the
+                end of an unclosed value may as well be data.
+            finish: Turns a function's name and values into its arguments.
+        """
         self._text = text
         self._grammar = grammar
         self._schemas = schemas
         self._finish = finish
+        self._was_cut = was_cut
         self._finder = Finder(text)
         self._found = Scan(text)
         self._opens = tuple(opening for opening, _ in grammar.wrappers)
@@ -217,9 +228,7 @@ class Elements:
             after = position + len(tag)
             if tag == grammar.parameter_close and self._is_followed(after, followers):
                 return position, after
-            if tag == grammar.function_close and self._is_followed(
-                after, (*self._closes, grammar.function_open)
-            ):
+            if tag == grammar.function_close and self._closes_value(after):
                 if self._finder.next(grammar.function_open, start) < position:
                     reason = f"expected {grammar.parameter_close} behind the value"
                     raise _Fault(reason, position, function.name)
@@ -227,6 +236,12 @@ class Elements:
             if tag == grammar.parameter_open and self._opens_parameter(function, position):
                 return position, position
             position = after
+
+    def _closes_value(self, after: int) -> bool:
+        """Whether a function's end tag in front of ``after`` closes the value it stands in."""
+        if self._was_cut and skip_space(self._text, after) == len(self._text):
+            return False
+        return self._is_followed(after, (*self._closes, self._grammar.function_open))
 
     def _opens_parameter(self, function: _Function, position: int) -> bool:
         """Whether a parameter tag inside a value opens the next parameter."""

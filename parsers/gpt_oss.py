@@ -131,6 +131,9 @@ class _HarmonyScan:
             found.reject(start, body, code="truncated", reason="the call is cut off", name=name)
             return body
         end = self._finder.first((*_ENDS, _START, _CHANNEL), body)[0]
+        if not name:
+            found.reject(start, end, code="name", reason="the call names no tool")
+            return end
         if text[body] in "{[":
             span, is_balanced = balanced(text, body)
             if not is_balanced:

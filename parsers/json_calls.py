@@ -28,7 +28,7 @@ def balanced(text: str, start: int) -> tuple[Extent, bool]:
     return span, span.is_closed and text[after : after + 1] not in ("}", "]")
 
 
-def add_object(scan: Scan, start: int, end: int, value: Any) -> None:
+def add_object(scan: Scan, start: int, end: int, value: Any, *, call_id: str | None = None) -> None:
     """Record the call object ``value`` that covers ``start`` to ``end``.
 
     ``parameters`` is accepted for ``arguments``; neither = no arguments.
@@ -46,7 +46,7 @@ def add_object(scan: Scan, start: int, end: int, value: Any) -> None:
     except BadJSON as error:
         scan.reject(start, end, code=error.code, reason=_because(error), name=name)
         return
-    scan.add_call(start, end, name=decode(encode(name)), arguments=text)
+    scan.add_call(start, end, name=decode(encode(name)), arguments=text, call_id=call_id)
 
 
 def add_arguments(

@@ -202,10 +202,15 @@ class KeyValues:
 
     def _trim(self, start: int, end: int) -> str:
         """Return the name without the white space and written-out newlines around it."""
-        name = self._text[self._skip_gap(start) : end]
-        while name != (name := name.rstrip().removesuffix("\\n")):
-            pass
-        return name
+        text, start = self._text, self._skip_gap(start)
+        while end > start:
+            if text[end - 1].isspace():
+                end -= 1
+            elif text.endswith("\\n", start, end):
+                end -= 2
+            else:
+                break
+        return text[start:end]
 
 
 def render_key_values(call: ToolCall, tags: KeyValueTags, *, newline: str) -> str:

@@ -107,8 +107,9 @@ class _LlamaScan:
         fault = "the call is cut off"
         if not is_cut:
             fault = f"not valid JSON: unexpected {self._text[span.end]!r}"
-        self._found.reject(start, span.end, code=code, reason=fault, name=name)
-        return span.end
+        end = self._finder.next("{", span.end)
+        self._found.reject(start, end, code=code, reason=fault, name=name)
+        return end
 
     def _is_call(self, value: Any) -> bool:
         if not isinstance(value, dict) or not isinstance(value.get("name"), str):

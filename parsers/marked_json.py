@@ -72,6 +72,10 @@ class MarkedJSON:
                 return self._skip_close(span.end, after)
             start, body = span.end, after
 
+    def object_id(self, value: Any) -> str | None:
+        """Return the id that a call object carries; None in formats that have none."""
+        return None
+
     def _add_value(self, start: int, body: int, span: Extent) -> None:
         try:
             value = decode(self._text[body : span.end], depth=span.depth)
@@ -83,7 +87,7 @@ class MarkedJSON:
         if isinstance(value, list):
             self._add_array(start, span.end, value)
         else:
-            add_object(self.found, start, span.end, value)
+            add_object(self.found, start, span.end, value, call_id=self.object_id(value))
 
     def _add_array(self, start: int, end: int, values: list[Any]) -> None:
         if not all(isinstance(value, dict) for value in values):
@@ -92,7 +96,7 @@ class MarkedJSON:
             return
         inner = Scan(self._text)
         for value in values:
-            add_object(inner, start, start, value)
+            add_object(inner, start, start, value, call_id=self.object_id(value))
         self.found.calls += inner.calls
         self.found.invalid += inner.invalid
         if values:

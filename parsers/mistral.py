@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from hermes_rl.parsers.format import Format
 from hermes_rl.parsers.json_calls import add_arguments, balanced, reject_open
@@ -78,6 +78,11 @@ class _MistralScan(MarkedJSON):
         ):
             return super().read_body(start, after)
         return self._named(start, body)
+
+    def object_id(self, value: Any) -> str | None:
+        """Return the call's own id if it is one of Mistral's."""
+        call_id = value.get("id") if isinstance(value, dict) else None
+        return call_id if isinstance(call_id, str) and _ID.fullmatch(call_id) else None
 
     def _named(self, start: int, body: int) -> int:
         """Read ``N[CALL_ID]id[ARGS]{...}``, id and args marker optional; return where to go on."""
