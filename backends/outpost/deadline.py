@@ -39,6 +39,7 @@ def main() -> NoReturn:
     child = os.fork()
     if child == 0:
         split = sys.argv.index("--")
+        _restore_environment()
         for name, _, value in (word.partition("=") for word in sys.argv[3:split]):
             os.environ[name] = value
         _become(sys.argv[split + 1 :], feed[0], out[1], err[1])
@@ -47,6 +48,15 @@ def main() -> NoReturn:
     watch = Watch(child, {out[0]: 1, err[0]: 2}, wake_read)
     watch.feed_input(feed[1], int(sys.argv[2]))
     sys.exit(watch.run(deadline_s))
+
+
+def _restore_environment() -> None:
+    """Undo what the interpreter set by itself: LC_CTYPE, where no UTF-8 locale is set."""
+    with open("/proc/self/environ", "rb") as given:
+        pairs = [item.split(b"=", 1) for item in given.read().split(b"\0") if b"=" in item]
+    os.environb.clear()
+    for name, value in pairs:
+        os.environb[name] = value
 
 
 def _become(argv: list[str], feed: int, out: int, err: int) -> NoReturn:

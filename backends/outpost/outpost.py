@@ -1985,8 +1985,10 @@ def identity(user: User) -> Env:
 def scrubbed(env: Env, runtime_dir: str) -> Env:
     """Return ``env`` without what comes from our interpreter, mounted at ``runtime_dir``."""
     env.pop(COOKIE, None)
-    if b"\0LC_CTYPE=" not in b"\0" + slurp("/proc/self/environ"):
-        env.pop(b"LC_CTYPE", None)  # Python sets it by itself where no locale is set
+    given = split_env([item for item in slurp("/proc/self/environ").split(b"\0") if item])
+    if given.get(b"LC_CTYPE") != env.get(b"LC_CTYPE"):  # Python sets it where no UTF-8 locale is
+        env.pop(b"LC_CTYPE", None)
+        env.update({name: value for name, value in given.items() if name == b"LC_CTYPE"})
     mount = os.fsencode(runtime_dir).rstrip(b"/")
     if not mount:
         return env

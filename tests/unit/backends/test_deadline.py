@@ -24,10 +24,9 @@ def _command(*argv: str, timeout_s: float = 20, stdin_bytes: int = 0, env: str =
     return [sys.executable, "-IS", str(SOURCE), *arguments]
 
 
-def _start(command: list[str]) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+def _start(command: list[str], env: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, env=env, stdin=pipe, stdout=pipe, stderr=pipe)
 
 
 def _finish(process: subprocess.Popen[bytes]) -> tuple[int, bytes, bytes]:
@@ -111,6 +110,13 @@ def test_a_command_that_does_not_read_its_input_is_not_waited_for() -> None:
 def test_variables_are_the_commands_only() -> None:
     command = _command("sh", "-c", "echo $LD_X", env="LD_X=a=b")
     assert _run(command) == (0, b"a=b\n", b"")
+
+
+def test_pythons_own_locale_does_not_reach_the_command() -> None:
+    command = _command("sh", "-c", "echo locale=$LC_CTYPE")
+    assert _finish(_start(command, env={"PATH": os.environ["PATH"]}))[1] == b"locale=\n"
+    given = {"PATH": os.environ["PATH"], "LC_CTYPE": "C"}
+    assert _finish(_start(command, env=given))[1] == b"locale=C\n"
 
 
 def test_a_background_process_does_not_hold_it(marker: str) -> None:
