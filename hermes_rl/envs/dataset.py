@@ -1,0 +1,89 @@
+"""Rows of a data set: from the Hugging Face hub, or from local files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+
+from hermes_rl.errors import ConfigError, MissingExtra, TaskError
+
+__all__ = ["load_rows", "require_columns"]
+
+_FORMATS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}
+_loading = anyio.CapacityLimiter(1)
+"""One data set at a time: loading fills memory and the disk cache."""
+
+
+async def load_rows(
+    name: str, *, split: str = "train", config_name: str | None = None
+) -> list[dict[str, Any]]:
+    """Load all rows of a data set in a thread.
+
+    Args:
+        name: A data set on the hub (``owner/name``), a file (.json, .jsonl, .parquet, .csv), or a
+            directory of such files or of a data set saved for the hub.
+        split: Split to take; ``train[:10]`` and the like work. A single local file has only
+            the split ``train``, whatever is asked for.
+        config_name: Configuration of a hub data set, e.g. the language of ``humanevalpack``.
+
+    Raises:
+        MissingExtra: The package ``datasets`` is not installed.
+        ConfigError: The file does not exist or is of an unknown kind.
+        TaskError: It cannot be loaded; says why.
+    """
+    return await anyio.to_thread.run_sync(_load, name, split, config_name, limiter=_loading)
+
+
+def _load(name: str, split: str, config_name: str | None) -> list[dict[str, Any]]:
+    try:
+        import datasets
+    except ImportError as error:
+        raise MissingExtra.of(f"The data set {name}", "datasets") from error
+    path = Path(name)
+    try:
+        if path.is_file():
+            rows = datasets.load_dataset(
+                _format_of(path), data_files=str(path), split=_of_one_file(split)
+            )
+        elif path.is_dir():
+            rows = datasets.load_dataset(str(path), split=split)
+        elif path.suffix in _FORMATS or name.startswith((".", "/")):
+            raise ConfigError(f"The data set file {name} does not exist.")
+        else:
+            rows = datasets.load_dataset(name, config_name, split=split)
+    except ConfigError:
+        raise
+    except Exception as error:  # datasets raises what its readers and the hub raise
+        raise TaskError(f"The data set {name} (split {split}) cannot be loaded: {error}") from error
+    return [dict(row) for row in rows]
+
+
+def _format_of(path: Path) -> str:
+    if path.suffix not in _FORMATS:
+        raise ConfigError(f"{path} must end in one of {', '.join(sorted(_FORMATS))}.")
+    return _FORMATS[path.suffix]
+
+
+def _of_one_file(split: str) -> str:
+    _, bracket, part = split.partition("[")
+    return f"train{bracket}{part}"
+
+
+def require_columns(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], name: str) -> None:
+    """Check that rows have the columns a task needs.
+
+    Raises:
+        TaskError: There are no rows, or a column is missing; names those that are there.
+    """
+    if not rows:
+        raise TaskError(f"The data set {name} has no rows.")
+    missing = [column for column in columns if column not in rows[0]]
+    if missing:
+        raise TaskError(
+            f"The data set {name} lacks the columns {', '.join(missing)}; it has "
+            f"{', '.join(rows[0])}."
+        )

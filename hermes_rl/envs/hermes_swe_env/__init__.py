@@ -1,0 +1,1 @@
+"""``hermes-swe``: write a function so that hidden tests pass."""
