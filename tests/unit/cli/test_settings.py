@@ -4,7 +4,7 @@ import orjson
 import pytest
 
 from hermes_rl.cli import settings
-from hermes_rl.cli.settings import EvaluateSettings, evaluate_settings, model_label
+from hermes_rl.cli.settings import EvaluateSettings, evaluate_settings
 from hermes_rl.config import EnvConfig, ServerConfig
 from hermes_rl.config_layers import public_config
 from hermes_rl.config_sources import split_flags
@@ -85,17 +85,3 @@ def test_a_run_that_cannot_be_resumed_is_a_clear_error(
         (tmp_path / "config.json").write_bytes(content)
     with pytest.raises(RunLogError, match=r"config\.json"):
         made(resume=tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("server", "label"),
-    [
-        (ServerConfig(server_type="oracle", model_name="x"), "oracle"),
-        (ServerConfig(model_name="a/b"), "a/b"),
-        (ServerConfig(server_type="local"), "gemma3-270m"),
-        (ServerConfig(server_type="local", path="/models/q.gguf"), "q.gguf"),
-        (ServerConfig(), "openai"),
-    ],
-)
-def test_models_have_names_for_reports(server: ServerConfig, label: str) -> None:
-    assert model_label(server) == label
