@@ -32,6 +32,7 @@ from types import TracebackType
 from typing import Self
 
 import anyio
+import anyio.to_thread
 from anyio.abc import TaskGroup, TaskStatus
 
 from hermes_rl.config import AgentFields, ServerConfig
@@ -288,7 +289,13 @@ class RolloutEngine:
     async def _open(self, stack: AsyncExitStack) -> RolloutSite:
         config = self._config
         ToolChoice(config)  # Refuses what is not available before anything is started.
-        backend = self._backend or open_backend(config.terminal_backend, self._backend_settings())
+        backend = self._backend
+        if backend is None:
+            # In a thread: the first use of a backend imports its client library.
+            importing = anyio.CapacityLimiter(1)
+            backend = await anyio.to_thread.run_sync(
+                open_backend, config.terminal_backend, self._backend_settings(), limiter=importing
+            )
         await stack.enter_async_context(backend)
         model = self._model
         if model is None:

@@ -13,6 +13,9 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Protocol, cast
 
+import anyio
+import anyio.to_thread
+
 from hermes_rl.config import ServerConfig
 from hermes_rl.errors import ConfigError
 from hermes_rl.model.limiter import AdaptiveLimiter
@@ -89,17 +92,22 @@ async def open_model(
     if not servers:
         raise ConfigError("No model server is configured: set --openai.server_type or base_url.")
     _say_what_has_no_effect(servers)
+    importing = anyio.CapacityLimiter(1)
     async with AsyncExitStack() as stack:
+        # In a thread: the first use of a server type imports its client library.
+        openers = [
+            await anyio.to_thread.run_sync(_opener, config, limiter=importing) for config in servers
+        ]
         members = [
             await stack.enter_async_context(
-                _opener(config)(
+                opener(
                     config,
                     parser=tool_call_parser,
                     limiter=_limiter(config, max_calls),
                     reasoning_in_history=reasoning_in_history,
                 )
             )
-            for config in servers
+            for opener, config in zip(openers, servers, strict=True)
         ]
         yield members[0] if len(members) == 1 else ModelPool(members)
 
