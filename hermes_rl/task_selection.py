@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import difflib
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
 from hermes_rl.config import EnvConfig
-from hermes_rl.errors import ConfigError, TaskError
+from hermes_rl.errors import ConfigError, HermesRLError, TaskError
 from hermes_rl.tasks import Task, TaskDescription, TaskSet, describe
 
-__all__ = ["TaskSelection", "load_selection", "select"]
+__all__ = ["TaskSelection", "failure_text", "load_selection", "select"]
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -40,10 +41,10 @@ async def load_selection(task_set: TaskSet, config: EnvConfig) -> TaskSelection:
     """Load a task set and keep what the configuration asks for.
 
     Raises:
-        TaskError: A task is malformed, or two have the same id.
+        TaskError: Loading failed, a task is malformed, or two have the same id.
         ConfigError: An entry of ``task_filter`` fits no task.
     """
-    loaded = list(await task_set.load())
+    loaded = await _load(task_set)
     chosen = select(loaded, task_filter=config.task_filter, skip_tasks=config.skip_tasks)
     tasks = {task.id: task for task in chosen}
     if len(tasks) != len(chosen):
@@ -53,6 +54,23 @@ async def load_selection(task_set: TaskSet, config: EnvConfig) -> TaskSelection:
     return TaskSelection(
         name=task_set.name, version=None if version is None else str(version), tasks=tasks
     )
+
+
+async def _load(task_set: TaskSet) -> list[Task]:
+    try:
+        return list(await task_set.load())
+    except HermesRLError:
+        raise
+    except Exception as error:  # the author's code, which may raise anything
+        message = f"load() of {task_set.name} failed: {failure_text(error)}"
+        raise TaskError(message) from error
+
+
+def failure_text(error: BaseException) -> str:
+    """Return what went wrong in an author's code, and where, in one line."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{place}"
 
 
 def select(

@@ -151,6 +151,9 @@ def describe(task: Task) -> TaskDescription:
     Raises:
         TaskError: ``id`` or ``prompt`` is empty or of the wrong type.
     """
+    lacking = [name for name in ("id", "prompt") if not hasattr(task, name)]
+    if lacking:
+        raise TaskError(f"{task!r} is no task: it has no {' and no '.join(lacking)}.")
     prompt = task.prompt
     if not task.id or not isinstance(task.id, str):
         raise TaskError(f"{task!r} needs an 'id': a non-empty string, unique in its task set.")

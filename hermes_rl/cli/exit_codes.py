@@ -29,6 +29,7 @@ exit codes:
   4    nothing was evaluated: no task left, or every task skipped
   70   a bug in hermes_rl; the traceback says where
   130, 143, 129   stopped by Ctrl-C, SIGTERM, SIGHUP; what finished is on disk
+  141  whoever read the output went away
 """
 
 

@@ -17,6 +17,9 @@ GRACE_S = 14
 sandbox, side by side, and 15 s are promised. Sandboxes still there die with our end of their
 channel."""
 
+SHOW_CURSOR = "\x1b[?25h"
+"""The live display hides it."""
+
 
 class Interruption:
     """Turns SIGINT, SIGTERM and SIGHUP into one call of ``stop``; a context manager.
@@ -79,5 +82,5 @@ def _say(text: str) -> None:
 
 
 def _die(code: int, text: str) -> None:
-    _say(text)
+    _say(f"{SHOW_CURSOR}{text}" if os.isatty(2) else text)
     os._exit(code)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -64,6 +66,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return exit_code_of(error)
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:
+        # The reader went away; the interpreter's own flush at exit must not complain again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     except Exception:
         traceback.print_exc()
         print("hermes_rl: this is a bug; please report the lines above.", file=sys.stderr)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import sys
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
@@ -25,9 +24,10 @@ from hermes_rl.config import ConfigModel, EnvConfig, ServerConfig
 from hermes_rl.config_layers import layer_of_models
 from hermes_rl.config_sources import Layer
 from hermes_rl.errors import ConfigError, TaskError, UnknownName
+from hermes_rl.task_selection import failure_text
 from hermes_rl.tasks import TaskSet
 
-__all__ = ["TaskSource", "find_tasks", "task_set_names"]
+__all__ = ["TaskSource", "failure_text", "find_tasks", "task_set_names"]
 
 GROUP = "hermes_rl.tasks"
 
@@ -68,13 +68,6 @@ class TaskSource:
         if not isinstance(getattr(made, "name", None), str):
             raise TaskError(f"{self.spec} is no task set: it has no name (a string).")
         return cast(TaskSet, made)
-
-
-def failure_text(error: BaseException) -> str:
-    """Return what went wrong in an author's code, and where, in one line."""
-    frames = traceback.extract_tb(error.__traceback__)
-    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {error}{place}"
 
 
 def _registered() -> dict[str, EntryPoint]:

@@ -50,13 +50,18 @@ def _utc_now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
+def _without_evidence(record: RolloutRecord) -> RolloutRecord:
+    return record.model_copy(update={"evidence": {}})
+
+
 class RunLog:
     """The run directory of one run, open for writing. An async context manager.
 
     Attributes:
         directory: Where it is.
         header: The header on disk.
-        records: The record that counts for each (task, attempt) so far.
+        records: The record that counts for each (task, attempt) so far, without its evidence,
+            which is on disk: memory must not grow with what verifiers print.
         owed: What has to be run, in order, as of opening.
     """
 
@@ -124,7 +129,7 @@ class RunLog:
         await self._in_thread(lambda: self._write(result, record))
         key = (record.task_id, record.attempt)
         self.records.pop(key, None)
-        self.records[key] = record
+        self.records[key] = _without_evidence(record)
         return record
 
     async def summarise(self, *, wall_s: float) -> Summary:
@@ -184,7 +189,8 @@ class RunLog:
                 f"version writes {self.header.schema_version}: start a new run."
             )
         check_same_run(run.header, self.header)
-        self.header, self.records, self.owed = run.header, dict(run.records), owed(run)
+        self.header, self.owed = run.header, owed(run)
+        self.records = {key: _without_evidence(record) for key, record in run.records.items()}
         metrics = read_metrics(self.directory) or {}
         self._earlier_wall_s = float(metrics.get("hermes_rl", {}).get("wall_s", 0.0))
         self._results = AppendFile(self.directory / RESULTS)

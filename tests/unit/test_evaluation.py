@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -345,6 +346,20 @@ def test_a_filter_that_fits_nothing_names_the_nearest_task() -> None:
 async def test_two_tasks_with_one_id_are_refused() -> None:
     with pytest.raises(TaskError, match="twice: t0"):
         await load_selection(Tasks(*ids(2), *ids(1)), CONFIG)
+
+
+async def test_a_load_that_fails_says_where() -> None:
+    class Broken(Tasks):
+        async def load(self) -> Sequence[Writes]:
+            raise KeyError("column")
+
+    with pytest.raises(TaskError, match=r"load\(\) of demo failed: KeyError.*test_evaluation.py:"):
+        await load_selection(Broken(), CONFIG)
+
+
+async def test_what_is_no_task_is_refused_by_what_it_lacks() -> None:
+    with pytest.raises(TaskError, match="it has no prompt"):
+        await load_selection(Tasks(SimpleNamespace(id="x")), CONFIG)  # type: ignore[arg-type]
 
 
 async def test_the_header_says_what_was_planned() -> None:
