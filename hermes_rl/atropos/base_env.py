@@ -74,6 +74,26 @@ class GroupFailed(HermesRLError):
     retryable = True
 
 
+class _Refused:
+    """A name of ``BaseEnv``'s machinery: looking it up says what does its work here."""
+
+    def __init__(self, instead: str) -> None:
+        self._instead = instead
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, env: object, owner: type | None = None) -> Any:
+        if env is None:
+            return self
+        raise ConfigError(f"BaseEnv.{self._name} is not used here: {self._instead}")
+
+
+_SCHEDULER = "the scheduler in hermes_rl.atropos.scheduler does its work; override hooks instead."
+_SENDER = "change groups in postprocess_histories(group); sending is the scheduler's."
+_COMMANDS = "run the class with MyEnv.cli() or python -m hermes_rl."
+
+
 class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc] # atroposlib has no types
     """Base class of environments whose agents work in sandboxes.
 
@@ -166,6 +186,27 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc] # atroposlib has no typ
     async def load_tokenizer(self) -> Any:
         """Load the tokenizer in a thread; immediate when it is there."""
         return await anyio.to_thread.run_sync(lambda: self.tokenizer, limiter=_loading)
+
+    add_train_workers = _Refused(_SCHEDULER)
+    cleanup = _Refused(_SCHEDULER)
+    derived_batch_size = _Refused(_SCHEDULER)
+    env_manager = _Refused(_SCHEDULER)
+    env_step_checks = _Refused(_SCHEDULER)
+    get_server_info = _Refused(_SCHEDULER)
+    get_status = _Refused(_SCHEDULER)
+    handle_env = _Refused(_SCHEDULER)
+    perf_stats = _Refused(_SCHEDULER)
+    register_env = _Refused(_SCHEDULER)
+    _register_env = _Refused(_SCHEDULER)
+    setup_wandb = _Refused(_SCHEDULER)
+    handle_send_to_api = _Refused(_SENDER)
+    _post_json_with_compression = _Refused(_SENDER)
+    _send_scored_data_to_api = _Refused(_SENDER)
+    get_cli_evaluate_config_cls = _Refused(_COMMANDS)
+    get_cli_process_config_cls = _Refused(_COMMANDS)
+    get_cli_serve_config_cls = _Refused(_COMMANDS)
+    process_manager = _Refused(_COMMANDS)
+    _run_evaluate = _Refused(_COMMANDS)
 
     # What a subclass gives.
 
