@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Literal, Protocol, TextIO
 
 import anyio
@@ -17,6 +19,8 @@ __all__ = ["Display", "DisplayChoice", "duration_text", "make_display", "progres
 DisplayChoice = Literal["auto", "rich", "plain", "none"]
 PLAIN_INTERVAL_S = 10.0
 """One line in a log file every ten seconds: enough to see life, few enough to keep."""
+PLAIN_HEARTBEAT_S = 60.0
+"""A line also when nothing has changed for a minute: long tasks are no hang."""
 LIVE_INTERVAL_S = 0.5
 """Drawing costs a few milliseconds on the event loop; twice a second looks alive."""
 
@@ -97,29 +101,57 @@ class _NoDisplay:
         """Nothing was shown."""
 
 
+class _Moment:
+    """The newest progress, whose clock goes on between reports."""
+
+    def __init__(self) -> None:
+        self.progress: Progress | None = None
+        self._heard_at = 0.0
+
+    def set(self, progress: Progress) -> None:
+        self.progress = progress
+        self._heard_at = time.monotonic()
+
+    @property
+    def text(self) -> str:
+        if self.progress is None:
+            return "starting"
+        since_s = time.monotonic() - self._heard_at
+        eta_s = self.progress.eta_s
+        now = replace(
+            self.progress,
+            elapsed_s=self.progress.elapsed_s + since_s,
+            eta_s=None if eta_s is None else max(0.0, eta_s - since_s),
+        )
+        return progress_text(now)
+
+
 class _PlainDisplay(_NoDisplay):
     """One plain line per interval, if anything changed."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream)
-        self._newest: Progress | None = None
+        self._moment = _Moment()
         self._shown: Progress | None = None
+        self._shown_at = 0.0
 
     def update(self, progress: Progress) -> None:
-        self._newest = progress
+        self._moment.set(progress)
 
     async def run(self) -> None:
         while True:
             await anyio.sleep(PLAIN_INTERVAL_S)
+            if time.monotonic() - self._shown_at >= PLAIN_HEARTBEAT_S:
+                self._shown = None
             self._show()
 
     def close(self) -> None:
         self._show()
 
     def _show(self) -> None:
-        if self._newest is not None and self._newest is not self._shown:
-            self._shown = self._newest
-            self.say(progress_text(self._newest))
+        if self._moment.progress is not None and self._moment.progress is not self._shown:
+            self._shown, self._shown_at = self._moment.progress, time.monotonic()
+            self.say(self._moment.text)
 
 
 class _LiveDisplay:
@@ -140,11 +172,11 @@ class _LiveDisplay:
             redirect_stderr=False,
         )
         self._task = self._bar.add_task("starting", total=None)
-        self._newest: Progress | None = None
+        self._moment = _Moment()
         self._bar.start()
 
     def update(self, progress: Progress) -> None:
-        self._newest = progress
+        self._moment.set(progress)
 
     def say(self, text: str) -> None:
         self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
@@ -156,13 +188,13 @@ class _LiveDisplay:
 
     def close(self) -> None:
         self._bar.stop()
-        if self._newest is not None:
-            self.say(progress_text(self._newest))
+        if self._moment.progress is not None:
+            self.say(self._moment.text)
 
     def _draw(self) -> None:
-        if (now := self._newest) is not None:
+        if (now := self._moment.progress) is not None:
             self._bar.update(
-                self._task, total=now.planned, completed=now.done, description=progress_text(now)
+                self._task, total=now.planned, completed=now.done, description=self._moment.text
             )
         self._bar.refresh()
 
