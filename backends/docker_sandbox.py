@@ -103,18 +103,22 @@ class DockerSandbox(OutpostSandbox):
                 backend="docker",
                 sandbox_id=self.id,
             )
-        if not fate.ended.is_set() and not fate.removed:
+        is_running = not fate.ended.is_set() and not fate.removed
+        if is_running:
             await self._remove_container(self.container)
-            return self._unusable(loss)
+        # Frames that neither end would send were written by something inside.
+        is_forged = loss.is_forged or loss.bye == "garbage"
+        if is_running or is_forged:
+            return self._unusable(loss.reason, by_agent=is_forged)
         expired = loss.bye == "expired" or time.monotonic() >= self._deadline_s
         return gone(fate, sandbox_id=self.id, expired=expired)
 
-    def _unusable(self, loss: Loss) -> SandboxGone:
-        """The container ran on, but nothing sensible came from it: forged frames, or silence."""
+    def _unusable(self, reason: str, *, by_agent: bool) -> SandboxGone:
+        """Nothing sensible comes from it any more: forged frames, or silence."""
         return SandboxGone(
-            f"Sandbox {self.id} was removed: {loss.reason}.",
-            cause="killed" if loss.is_forged else "unknown",
-            by_agent=loss.is_forged,
+            f"Sandbox {self.id} was removed: {reason}.",
+            cause="killed" if by_agent else "unknown",
+            by_agent=by_agent,
             backend="docker",
             sandbox_id=self.id,
         )

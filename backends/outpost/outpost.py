@@ -87,7 +87,7 @@ WRAPPER = (
     b'{ __hermes_status=$?; eval "$__hermes_save"; } 2>/dev/null; exit "$__hermes_status"'
 )
 # PWD is ours (the process was started in the right place); HERMES_CMD must be this command's.
-SETUP = b"""
+SETUP = rb"""
 __hermes_out=$3 __hermes_cmd=$4 __hermes_pwd=$PWD __hermes_id=$HERMES_CMD __hermes_undo=
 if [ -n "$2" ]; then . "$2"; fi
 { PWD=$__hermes_pwd HERMES_CMD=$__hermes_id; export PWD HERMES_CMD; } 2>/dev/null
@@ -871,8 +871,8 @@ class Command:
 
     def maybe_report(self) -> None:
         """Send the result once: when the process has ended and, if killed, its tree is dead."""
-        if self.reported or self.status is None:
-            return
+        if self.reported or self.status is None or self.outpost.ending:
+            return  # what dies with the sandbox has no result of its own
         if self.hunt is not None and not self.hunt.reported:
             return
         self.reported = True
