@@ -279,10 +279,12 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc] # atroposlib has no typ
         seed = rollout_seed(self.config.seed, f"{task.id}\0{group.number}", attempt)
         handle = self.engine.start(task, attempt=attempt, seed=seed, tool_names=group.tool_names)
         try:
-            return await handle.result()
+            result = await handle.result()
         finally:
             if not handle.is_done:
                 await handle.stopped()
+        group.tools = group.tools or result.tools
+        return result
 
     async def collect_trajectory(self, item: Any) -> tuple[JSONObject | None, list[Any]]:
         """Run one rollout and return ``(ScoredDataItem, [])``; ``(None, [])`` if it failed."""
@@ -320,6 +322,7 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc] # atroposlib has no typ
             items, backlog = await members.collect()
         group = merge_items(items)
         group["generation_params"] = {"temperature": self.config.agent_temperature}
+        group["tools"] = list(state.tools)
         return group, backlog
 
     async def postprocess_histories(self, trajectories: Any) -> Any:

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
+from hermes_rl.types import JSONObject
+
 __all__ = ["GroupState", "current_group", "group_scope"]
 
 
@@ -22,11 +24,13 @@ class GroupState:
     Attributes:
         number: Unique in this process; seeds derive from it.
         tool_names: The tools of every rollout in the group; None = as configured.
+        tools: Their schemas, once a rollout of the group has ended.
         left_out: Sampled tokens that forks left out.
     """
 
     number: int
     tool_names: tuple[str, ...] | None = None
+    tools: tuple[JSONObject, ...] = ()
     left_out: int = 0
     _attempts: Iterator[int] = field(default_factory=itertools.count)
 

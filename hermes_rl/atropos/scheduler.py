@@ -324,10 +324,9 @@ class Scheduler:
         return True
 
     def _wire_form(self, group: JSONObject) -> JSONObject:
-        """Return the group without what the trainer did not ask for."""
-        if self._env.config.include_messages:
-            return group
-        return {key: value for key, value in group.items() if key != "messages"}
+        """Return the group without what the API does not know or the trainer did not ask for."""
+        unwanted = {"tools"} if self._env.config.include_messages else {"tools", "messages"}
+        return {key: value for key, value in group.items() if key not in unwanted}
 
     async def _evaluate(self) -> None:
         try:

@@ -25,6 +25,7 @@ __all__ = ["COMMANDS", "Command", "main"]
 
 COMMANDS = {
     "evaluate": "run a task set and score it",
+    "export": "write rollouts as fine-tuning data",
     "list": "name task sets, backends, parsers and toolsets",
     "process": "write scored rollouts of an environment to a JSONL file",
     "serve": "serve rollouts of an environment to a trainer",
