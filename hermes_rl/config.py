@@ -113,9 +113,9 @@ class ServerConfig(ConfigModel):
     """None = from the environment: OPENROUTER_API_KEY for openrouter.ai, else OPENAI_API_KEY."""
     tokenizer_name: str | None = None
     """Hugging Face tokenizer for token-exact clients; None = the model's."""
-    timeout: int = 1200
+    timeout: int = Field(default=1200, ge=1)
     """Seconds one request may take, all of it."""
-    num_max_requests_at_once: int = 512
+    num_max_requests_at_once: int = Field(default=512, ge=1)
     """Upper bound on requests in flight at this endpoint; the limiter adapts below it."""
     num_requests_for_eval: int = 64
     """Accepted for Atropos files; our one limiter per endpoint serves evaluation too."""

@@ -11,6 +11,7 @@ takes the place of the fixed half: the request comes back no earlier, and the li
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 from collections.abc import Awaitable, Callable
@@ -22,8 +23,11 @@ import anyio
 from hermes_rl.errors import ModelError, ModelProtocolError, ModelRateLimited, ModelTransient
 from hermes_rl.model.limiter import AdaptiveLimiter, Outcome
 from hermes_rl.types import Timings
+from hermes_rl.work_deadline import note_waited, waiting
 
 __all__ = ["Retrier", "RetryPolicy", "Spent"]
+
+_log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 _RETRIED = (ModelRateLimited, ModelTransient, ModelProtocolError)
@@ -118,13 +122,15 @@ class Retrier:
             delay_s = self._delay_s(failure, spent)
             if delay_s is None:
                 raise _given_up(failure, spent)
+            _log.debug("%s Next attempt in %.1f s.", failure, delay_s)
             await self._wait(delay_s, spent)
 
     async def _attempt(
         self, attempt: Callable[[float], Awaitable[T]], spent: Spent
     ) -> T | ModelError:
         asked_at = self._clock()
-        permit = await self.limiter.acquire()
+        with waiting():
+            permit = await self.limiter.acquire()
         sent_at = self._clock()
         spent.waiting_s += sent_at - asked_at
         spent.requests += 1
@@ -134,6 +140,7 @@ class Retrier:
             if isinstance(error, ModelRateLimited):
                 permit.outcome = Outcome.RATE_LIMITED
             elapsed_s = self._clock() - sent_at
+            note_waited(elapsed_s)
             spent.waiting_s += elapsed_s
             spent.retry_wall_s += elapsed_s
             return error
@@ -162,7 +169,8 @@ class Retrier:
 
     async def _wait(self, delay_s: float, spent: Spent) -> None:
         started_at = self._clock()
-        await self._sleep(delay_s)
+        with waiting():
+            await self._sleep(delay_s)
         elapsed_s = self._clock() - started_at
         spent.waiting_s += elapsed_s
         spent.retry_wall_s += elapsed_s

@@ -37,9 +37,13 @@ async def test_a_false_compression_is_transient() -> None:
 async def test_no_cookie_is_sent_back() -> None:
     """A load balancer's cookie would pin every rollout to one replica."""
     sticky = send(b"{}", headers={"Set-Cookie": "replica=7; Path=/"})
-    async with serve_model(always(sticky)) as server, open_endpoint(server.base_url) as endpoint:
-        for _ in range(2):
-            await endpoint.post("/chat/completions", b"{}", timeout_s=5)
+    async with serve_model(always(sticky)) as server:
+        # By name: cookie jars take none from bare addresses.
+        named = server.base_url.replace("127.0.0.1", "localhost")
+        async with open_endpoint(named) as endpoint:
+            for _ in range(2):
+                await endpoint.post("/chat/completions", b"{}", timeout_s=5)
+    assert len(server.requests) == 2
     assert "Cookie" not in server.requests[1].headers
 
 

@@ -151,6 +151,21 @@ async def test_retry_after_is_waited_for_and_is_no_model_time() -> None:
         assert answer.timings.model_s < 0.3
 
 
+async def test_an_error_in_the_choice_has_its_own_class() -> None:
+    """OpenRouter reports so what its provider said while answering."""
+    choice = {
+        "message": {"role": "assistant", "content": ""},
+        "finish_reason": "error",
+        "error": {"code": 429, "message": "provider busy"},
+    }
+    busy = send(orjson.dumps({"choices": [choice]}))
+    policy = RetryPolicy(max_attempts=2, first_rate_limited_delay_s=0.0)
+    async with connected(always(busy), policy=policy) as (model, _):
+        with pytest.raises(ModelRateLimited, match="provider busy"):
+            await ask(model)
+        assert model.retrier.limiter.episodes == 2
+
+
 async def test_a_connection_refused_is_transient_and_names_the_server() -> None:
     async with serve_model(always(say("never"))) as server:
         gone = server.base_url

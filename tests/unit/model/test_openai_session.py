@@ -4,13 +4,16 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+import httpx
 import pytest
 
 from hermes_rl.config import ServerConfig
 from hermes_rl.errors import ConfigError, ModelRejected
 from hermes_rl.model import ModelSession, Sampling
-from hermes_rl.model.openai import open_openai
-from hermes_rl.model.retry import RetryPolicy
+from hermes_rl.model.http import Endpoint
+from hermes_rl.model.limiter import AdaptiveLimiter
+from hermes_rl.model.openai import OpenAIModel, open_openai
+from hermes_rl.model.retry import Retrier, RetryPolicy
 from hermes_rl.model.wire import ReasoningInHistory
 from hermes_rl.parsers import get_parser
 from hermes_rl.testing.model_server import (
@@ -19,7 +22,6 @@ from hermes_rl.testing.model_server import (
     SeenRequest,
     always,
     answer_in_turn,
-    call_tool,
     completion,
     refuse,
     say,
@@ -164,6 +166,16 @@ class TestDialect:
         assert body["max_completion_tokens"] == 50
         assert not {"max_tokens", "seed"} & body.keys()
 
+    def test_what_one_session_learnt_is_not_undone_by_a_later_refusal(self) -> None:
+        config = ServerConfig(model_name="m")
+        endpoint = Endpoint("http://s/v1", httpx.MockTransport(lambda _: httpx.Response(500)))
+        model = OpenAIModel(endpoint, config, retrier=Retrier(AdaptiveLimiter(1)))
+        at_first = model.dialect
+        assert model.adapt("seed", at_first)
+        # A request of another session, built before that, was refused for another field.
+        assert model.adapt("max_tokens", at_first)
+        assert not model.dialect.takes_seed
+
     async def test_gives_up_when_the_other_field_is_refused_too(self) -> None:
         answer = refuse(400, "Use 'max_completion_tokens' instead.", param="max_tokens")
         sampling = Sampling(max_tokens_per_turn=50)
@@ -218,7 +230,9 @@ class TestTurn:
 
     async def test_a_parser_is_applied_only_where_the_server_reports_no_call(self) -> None:
         text = '<tool_call>{"name": "terminal", "arguments": {"command": "ls"}}</tool_call>'
-        script = answer_in_turn([say("I look. " + text), call_tool("terminal", {"command": "w"})])
+        call = {"id": "1", "function": {"name": "terminal", "arguments": '{"command":"w"}'}}
+        both = completion({"content": "As said: " + text, "tool_calls": [call]})
+        script = answer_in_turn([say("I look. " + text), both])
         async with opened(script, tools=[TERMINAL], parser=get_parser("hermes")) as (session, _):
             parsed = await session.complete(HELLO)
             reported = await session.complete(HELLO)
@@ -229,6 +243,8 @@ class TestTurn:
         assert parsed.finish_reason == "tool_calls"
         assert [call.arguments for call in reported.tool_calls] == ['{"command":"w"}']
         assert reported.raw_text is None
+        assert reported.message is not None
+        assert reported.message["content"] == "As said: " + text
 
     async def test_without_a_parser_text_stays_text(self) -> None:
         text = '<tool_call>{"name": "terminal", "arguments": {}}</tool_call>'
@@ -338,6 +354,12 @@ class TestBudget:
         assert (cut.stop, cut.finish_reason) == (None, "length")
         assert server.requests[0].body["max_tokens"] == 30
 
+    async def test_a_turn_cut_by_the_server_before_our_bound_is_no_stop(self) -> None:
+        usage = {"prompt_tokens": 20, "completion_tokens": 30}
+        answer = say("x", finish_reason="length", usage=usage)
+        async with opened(always(answer), sampling=Sampling(max_token_length=500)) as (session, _):
+            assert (await session.complete(HELLO)).stop is None
+
     async def test_a_turn_cut_by_the_context_says_so(self) -> None:
         usage = {"prompt_tokens": 900, "completion_tokens": 120}
         answer = say("x", finish_reason="length", usage=usage)
@@ -364,6 +386,16 @@ class TestBudget:
         # The context's size was learnt: the second call fits at once.
         assert len(server.requests) == 3
         assert 3000 < server.requests[1].body["max_tokens"] <= 4096 - 200
+
+    async def test_max_tokens_are_lowered_once_only(self) -> None:
+        def ever_less(request: SeenRequest) -> Any:
+            context = 8000 - 1000 * request.number
+            return refuse(400, f"maximum context length is {context} tokens", code="x")
+
+        async with opened(ever_less, sampling=Sampling(max_token_length=9000)) as (session, server):
+            stopped = await session.complete(HELLO)
+        assert stopped.stop is StopReason.CONTEXT_LENGTH
+        assert len(server.requests) == 2
 
     async def test_a_prompt_that_fills_the_context_is_asked_once_only(self) -> None:
         refused = refuse(
