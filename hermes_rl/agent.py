@@ -21,6 +21,7 @@ from hermes_rl.errors import (
     HermesRLError,
     MissingExtra,
     ModelError,
+    ModelTransient,
     SandboxError,
     SandboxGone,
     ToolFault,
@@ -33,6 +34,7 @@ from hermes_rl.types import (
     Message,
     StopReason,
 )
+from hermes_rl.work_deadline import WorkDeadline
 
 if TYPE_CHECKING:
     from hermes_rl.model.adapter import SupportsChatCompletion
@@ -56,6 +58,8 @@ class HermesAgentLoop:
         extra_body: Extra request fields.
         tools: Runs the calls; None = the legacy shim's tools.
         deadline_s: Wall seconds for the whole run.
+        waiting_allowance_s: Seconds of waiting (for permits and retries of the model) that the
+            deadline does not count.
         max_token_length: Budget of the sequence, in tokens.
         max_cost_usd: Cost limit of the run.
         max_invalid_calls: Turns in a row with malformed calls only.
@@ -87,6 +91,7 @@ class HermesAgentLoop:
         *,
         tools: Dispatcher | None = None,
         deadline_s: float | None = None,
+        waiting_allowance_s: float = 0.0,
         max_token_length: int | None = None,
         max_cost_usd: float | None = None,
         max_invalid_calls: int = 3,
@@ -108,13 +113,14 @@ class HermesAgentLoop:
         self._seed = seed
         self._limits = AgentLimits(
             max_turns=max_turns,
-            deadline_s=deadline_s,
             max_token_length=max_token_length,
             max_cost_usd=max_cost_usd,
             max_invalid_calls=max_invalid_calls,
         )
         if tools is None and valid_tool_names:
             tools = _legacy_tools(valid_tool_names, task_id)
+        self._deadline_s = deadline_s
+        self._allowance_s = waiting_allowance_s
         self._calls = CallRunner(tools, valid_tool_names, parallel=parallel_tool_calls, clock=clock)
         self._compact = compact
         self._clock = clock
@@ -132,16 +138,21 @@ class HermesAgentLoop:
         """
         self.failure = None
         self.result = result = AgentResult(messages)
-        conversation = Conversation(self._limits, self._calls, self._compact, self._clock, result)
+        deadline = WorkDeadline(self._deadline_s, allowance_s=self._allowance_s, clock=self._clock)
+        conversation = Conversation(
+            self._limits, self._calls, deadline, self._compact, self._clock, result
+        )
         reason: StopReason | None = None
         try:
-            with anyio.move_on_after(self._limits.deadline_s):
+            with deadline.running():
                 async with self._open_session() as session:
                     try:
                         reason = await conversation.run(session)
                     finally:
                         _keep_sequences(session, result)
             reason = reason or StopReason.WALL_CLOCK
+            if reason is StopReason.WALL_CLOCK:
+                _check_waiting(deadline)
         except (ModelError, SandboxError, ToolFault) as error:
             self.failure, result.error = error, str(error)
             reason = _reason_of(error)
@@ -162,6 +173,16 @@ class HermesAgentLoop:
                 tools=self._schemas, sampling=self._sampling, seed=self._seed
             ) as session:
                 yield session
+
+
+def _check_waiting(deadline: WorkDeadline) -> None:
+    """Raise if a run met its deadline because it was kept waiting."""
+    if deadline.unforgiven_s > 0:
+        raise ModelTransient(
+            f"The model kept this rollout waiting for {deadline.waited_s:.0f} s (permits and "
+            f"retries), {deadline.unforgiven_s:.0f} s longer than its deadline allows for. Run "
+            "fewer rollouts at once."
+        )
 
 
 def _reason_of(error: HermesRLError) -> StopReason:

@@ -17,8 +17,10 @@ After a turn was sampled, again in order:
 8. no call at all: cut by length -> TOKEN_LIMIT, else FINISHED
 
 The wall clock does not wait for a check: it also cuts off the model call or tool call in flight.
-What had been said and done is kept. Waiting for permits and retries is part of the wall clock and
-is reported in ``timings.waiting_s``. A limit of None is no limit.
+What had been said and done is kept. Waiting for permits and retries is no work: it is reported in
+``timings.waiting_s``, and the wall clock stands still meanwhile, for ``waiting_allowance_s`` in
+all. A run that was cut off after waiting for longer than that ends with MODEL_ERROR, not with
+WALL_CLOCK: it says nothing about the agent. A limit of None is no limit.
 
 Malformed calls: one with a name is answered like a tool call (synthetic id, the reason as its
 result); those without a name are answered by one user message.
@@ -48,6 +50,7 @@ from hermes_rl.types import (
     ToolCall,
     ToolResult,
 )
+from hermes_rl.work_deadline import WorkDeadline
 
 __all__ = ["AgentLimits", "Clock", "Compact", "Conversation"]
 
@@ -60,10 +63,9 @@ new one. The messages themselves must not be changed in place."""
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class AgentLimits:
-    """What ends a rollout; None = no limit. The order of checks is in the module's docstring."""
+    """What ends a run besides its deadline; None = no limit. See the module for the order."""
 
     max_turns: int = 30
-    deadline_s: float | None = None
     max_token_length: int | None = None
     max_cost_usd: float | None = None
     max_invalid_calls: int = 3
@@ -75,8 +77,9 @@ class Conversation:
     Args:
         limits: What ends it.
         calls: Runs the tool calls.
+        deadline: Ends it too, also in the middle of a call.
         compact: Shortens what the model sees; None = it sees everything.
-        clock: Seconds, monotonic; the wall clock starts here.
+        clock: Seconds, monotonic.
         result: Filled as the conversation goes on; its messages are the opening.
     """
 
@@ -84,16 +87,17 @@ class Conversation:
         self,
         limits: AgentLimits,
         calls: CallRunner,
+        deadline: WorkDeadline,
         compact: Compact | None,
         clock: Clock,
         result: AgentResult,
     ) -> None:
         self._limits = limits
         self._calls = calls
+        self._deadline = deadline
         self._compact = compact
         self._clock = clock
         self._result = result
-        self._started_at = clock()
         self._shown = result.messages
         self._sequence_tokens = 0
         self._invalid_turns = 0
@@ -115,8 +119,7 @@ class Conversation:
         limits, result = self._limits, self._result
         if result.turns_used >= limits.max_turns:
             return StopReason.MAX_TURNS
-        elapsed_s = self._clock() - self._started_at
-        if limits.deadline_s is not None and elapsed_s >= limits.deadline_s:
+        if self._deadline.is_over:
             return StopReason.WALL_CLOCK
         if limits.max_token_length is not None and self._sequence_tokens >= limits.max_token_length:
             return StopReason.TOKEN_LIMIT
@@ -154,11 +157,14 @@ class Conversation:
             if shown is not self._shown:
                 self._shown = shown
                 count(self._result, "compactions")
-        started_at, waiting_s = self._clock(), 0.0
+        deadline, started_at = self._deadline, self._clock()
+        waited_s = deadline.waited_s
         try:
             completion = await session.complete(self._shown)
-            waiting_s = completion.timings.waiting_s
+            # A session may know better than what it said while it waited, or not have said it.
+            deadline.note(max(0.0, completion.timings.waiting_s - (deadline.waited_s - waited_s)))
         finally:
+            waiting_s = deadline.waited_s - waited_s
             model_s = max(0.0, self._clock() - started_at - waiting_s)
             self._result.timings += Timings(model_s=model_s, waiting_s=waiting_s)
         self._result.usage += completion.usage

@@ -2,9 +2,11 @@
 
 Deadlines: a task's own, capped by ``task_timeout`` (agent) and ``test_timeout`` (reward); where
 it has none, that cap, else the default. The sandbox's lease is the sum of the three phases plus a
-margin, so that no lease ends under a running phase. ``terminal_lifetime`` is the lease of tasks
-without deadlines of their own, and a cap only where the user set it: a cap below a task's need is
-an error that lists the tasks, found by :func:`plan_all` before anything is spent.
+margin, so that no lease ends under a running phase, plus an allowance for waiting: the agent's
+deadline stands still while it waits for a permit or a retry of the model. ``terminal_lifetime`` is
+the lease of tasks without deadlines of their own, and a cap only where the user set it: it takes
+from the allowance first, and a cap below a task's need is an error that lists the tasks, found by
+:func:`plan_all` before anything is spent.
 """
 
 from __future__ import annotations
@@ -40,6 +42,8 @@ DEFAULT_REWARD_S = 600.0
 """Reward deadline of tasks without one."""
 LEASE_MARGIN_S = 60.0
 """Added to the phases: killing a call, closing a session and teardown take up to half of it."""
+WAITING_ALLOWANCE_S = 1800.0
+"""As long as one model call may be retried."""
 _PLANS_PER_SLICE = 100
 """Plans made between two steps of the event loop: about 2 ms."""
 _TASKS_NAMED = 10
@@ -59,6 +63,7 @@ class RolloutPlan:
         setup_s: Deadline of image, start, health check and uploads.
         agent_s: Deadline of the agent.
         reward_s: Deadline of the reward.
+        waiting_s: Waiting that the agent's deadline does not count.
     """
 
     task: Task
@@ -69,6 +74,7 @@ class RolloutPlan:
     setup_s: float
     agent_s: float
     reward_s: float
+    waiting_s: float = 0.0
 
     @property
     def needed_lease_s(self) -> float:
@@ -156,10 +162,18 @@ def _plan(
         agent_s=_capped(wanted.agent_s, config.task_timeout, DEFAULT_AGENT_S),
         reward_s=_capped(wanted.reward_s, config.test_timeout, DEFAULT_REWARD_S),
     )
-    lease_s = plan.needed_lease_s
-    if wanted == Deadlines():
-        lease_s = max(lease_s, config.terminal_lifetime)
-    return replace(plan, spec=replace(plan.spec, lease_s=lease_s))
+    return _with_lease(config, plan)
+
+
+def _with_lease(config: AgentFields, plan: RolloutPlan) -> RolloutPlan:
+    needed_s, lifetime_s = plan.needed_lease_s, config.terminal_lifetime
+    waiting_s = WAITING_ALLOWANCE_S
+    if "terminal_lifetime" in config.model_fields_set:
+        waiting_s = min(waiting_s, max(0.0, lifetime_s - needed_s))
+    lease_s = needed_s + waiting_s
+    if plan.description.deadlines == Deadlines():
+        lease_s = max(lease_s, lifetime_s)
+    return replace(plan, waiting_s=waiting_s, spec=replace(plan.spec, lease_s=lease_s))
 
 
 def plan_all(config: AgentFields, tasks: Iterable[Task]) -> list[RolloutPlan]:

@@ -248,6 +248,7 @@ class Trial:
             config.extra_body,
             tools=tools,
             deadline_s=plan.agent_s,
+            waiting_allowance_s=plan.waiting_s,
             max_token_length=self._site.token_budget(model),
             max_cost_usd=config.max_cost_usd,
             max_invalid_calls=config.max_invalid_calls,

@@ -36,6 +36,7 @@ from hermes_rl.types import (
     ToolResult,
     Usage,
 )
+from hermes_rl.work_deadline import waiting
 
 
 class FakeClock:
@@ -526,6 +527,43 @@ async def test_usage_adds_up_and_waiting_is_not_model_time() -> None:
     assert result.timings == Timings(model_s=2.0, tool_s=7.0, waiting_s=8.0)
     assert result.usage == Usage(20, 4, requests=2, cost_usd=1.0)
     assert result.reasoning_per_turn == ["think", None]
+
+
+class WaitingSession:
+    """A session that waits, says so, and then asks for a tool call; forever."""
+
+    sequences: Sequence[TokenSequence] = ()
+
+    def __init__(self, wait_s: float) -> None:
+        self.wait_s = wait_s
+
+    async def complete(self, messages: Sequence[Message]) -> Completion:
+        with waiting():
+            await anyio.sleep(self.wait_s)
+        return call("echo", {}) if len(messages) < 8 else say("done")
+
+
+async def test_waiting_for_the_model_does_not_count_against_the_deadline() -> None:
+    tools = echo_tools()
+    loop = HermesAgentLoop(
+        WaitingSession(0.02), [], tools.names, tools=tools, deadline_s=0.05, waiting_allowance_s=60
+    )
+    result = await run(loop)
+    assert result.stop_reason is StopReason.FINISHED
+    assert result.timings.waiting_s >= 0.08
+    assert result.timings.model_s < 0.05
+
+
+async def test_a_run_kept_waiting_beyond_the_allowance_is_no_failure_of_the_agent() -> None:
+    tools = echo_tools()
+    loop = HermesAgentLoop(
+        WaitingSession(60), [], tools.names, tools=tools, deadline_s=0.02, waiting_allowance_s=0.02
+    )
+    result = await run(loop)
+    assert result.stop_reason is StopReason.MODEL_ERROR
+    assert loop.failure is not None
+    assert loop.failure.retryable
+    assert "kept this rollout waiting" in str(loop.failure)
 
 
 async def test_compaction_changes_what_the_model_sees_but_not_what_is_kept() -> None:

@@ -8,6 +8,7 @@ from hermes_rl.config import AgentFields, EnvConfig
 from hermes_rl.errors import ConfigError, TaskError, UnknownName
 from hermes_rl.plan import (
     LEASE_MARGIN_S,
+    WAITING_ALLOWANCE_S,
     ToolChoice,
     missing_capabilities,
     plan_all,
@@ -31,16 +32,27 @@ def test_a_cap_lowers_a_deadline_and_replaces_a_missing_one(
     assert plan.agent_s == expected_s
 
 
-def test_the_lease_covers_all_phases() -> None:
-    task = FakeTask(deadlines=Deadlines(setup_s=10, agent_s=20, reward_s=30))
-    plan = plan_rollout(AgentFields(), task)
-    assert plan.spec.lease_s == 60 + LEASE_MARGIN_S
+SIXTY_SECONDS = FakeTask(deadlines=Deadlines(setup_s=10, agent_s=20, reward_s=30))
 
 
-def test_tasks_without_deadlines_get_the_terminal_lifetime_or_what_they_need() -> None:
-    assert plan_rollout(AgentFields(), FakeTask()).spec.lease_s == 3600
+def test_the_lease_covers_all_phases_and_the_waiting_that_is_forgiven() -> None:
+    plan = plan_rollout(AgentFields(), SIXTY_SECONDS)
+    assert plan.waiting_s == WAITING_ALLOWANCE_S
+    assert plan.spec.lease_s == 60 + LEASE_MARGIN_S + WAITING_ALLOWANCE_S
+
+
+@pytest.mark.parametrize(("cap_s", "waiting_s"), [(3600, 1800), (130, 10), (120, 0)])
+def test_a_capped_lifetime_takes_from_the_waiting_first(cap_s: int, waiting_s: float) -> None:
+    config = AgentFields(terminal_lifetime=cap_s)
+    (plan,) = plan_all(config, [SIXTY_SECONDS])
+    assert plan.waiting_s == waiting_s
+    assert plan.spec.lease_s <= cap_s
+
+
+def test_tasks_without_deadlines_live_at_least_for_the_terminal_lifetime() -> None:
+    assert plan_rollout(AgentFields(terminal_lifetime=9000), FakeTask()).spec.lease_s == 9000
     long = plan_rollout(AgentFields(task_timeout=9000), FakeTask())
-    assert long.spec.lease_s == 600 + 9000 + 600 + LEASE_MARGIN_S
+    assert long.spec.lease_s == 600 + 9000 + 600 + LEASE_MARGIN_S + WAITING_ALLOWANCE_S
 
 
 def test_a_lifetime_below_a_tasks_need_is_an_error_that_lists_the_tasks() -> None:
