@@ -13,8 +13,8 @@ a field the server does not know                  :class:`UnsupportedParameter`
 any other 4xx                                     ``ModelRejected``
 ===============================================  ==================================
 
-The first two are limits, not errors: sessions turn them into ``Completion.stop``. They, and
-:class:`UnsupportedParameter`, never leave the model clients as such.
+The first two are limits, not errors: sessions turn them into ``Completion.stop``. A request with
+an unsupported field is corrected and sent again where that is possible.
 
 Wordings and codes are those of OpenAI, Azure, OpenRouter, vLLM, SGLang, llama.cpp and, behind
 OpenRouter, Anthropic, Google, Mistral, xAI, Groq, Together, Alibaba and Moonshot.
