@@ -7,13 +7,18 @@ package costs next to nothing and pulls no optional dependency.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from hermes_rl.agent import HermesAgentLoop
+    from hermes_rl.atropos.base_env import HermesAgentBaseEnv
+    from hermes_rl.atropos.config import HermesAgentEnvConfig
     from hermes_rl.config import EnvConfig, ServerConfig
     from hermes_rl.context import SyncToolContext, ToolContext
     from hermes_rl.engine import RolloutEngine
+    from hermes_rl.envs.hermes_swe_env.hermes_swe_env import HermesSweEnv
+    from hermes_rl.envs.terminal_test_env.terminal_test_env import TerminalTestEnv
     from hermes_rl.errors import HermesRLError
     from hermes_rl.rollout import RolloutResult
     from hermes_rl.sandbox import HealthCheck, SandboxSpec
@@ -28,8 +33,11 @@ __all__ = [
     "Deadlines",
     "EnvConfig",
     "HealthCheck",
+    "HermesAgentBaseEnv",
+    "HermesAgentEnvConfig",
     "HermesAgentLoop",
     "HermesRLError",
+    "HermesSweEnv",
     "Reward",
     "RolloutEngine",
     "RolloutHandle",
@@ -42,6 +50,7 @@ __all__ = [
     "SyncToolContext",
     "Task",
     "TaskSet",
+    "TerminalTestEnv",
     "ToolContext",
     "ToolError",
     "Usage",
@@ -59,6 +68,15 @@ _HOMES = {
     "hermes_rl.tasks": ("Deadlines", "Solution", "Task", "TaskSet"),
     "hermes_rl.types": ("AgentResult", "Reward", "StopReason", "ToolError", "Usage"),
 }
+_ATROPOS_HOMES = {
+    "hermes_rl.atropos.base_env": ("HermesAgentBaseEnv",),
+    "hermes_rl.atropos.config": ("HermesAgentEnvConfig",),
+    "hermes_rl.envs.hermes_swe_env.hermes_swe_env": ("HermesSweEnv",),
+    "hermes_rl.envs.terminal_test_env.terminal_test_env": ("TerminalTestEnv",),
+}
+"""Modules that import atroposlib."""
+_ATROPOS = {name for names in _ATROPOS_HOMES.values() for name in names}
+_HOMES |= _ATROPOS_HOMES
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 
@@ -66,6 +84,10 @@ def __getattr__(name: str) -> object:
     """Import a public name from its module at first use."""
     if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name in _ATROPOS and importlib.util.find_spec("atroposlib") is None:
+        from hermes_rl.errors import MissingExtra
+
+        raise MissingExtra.of(f"hermes_rl.{name}", "atropos")
     value: object = getattr(importlib.import_module(_HOME_OF[name]), name)
     globals()[name] = value
     return value

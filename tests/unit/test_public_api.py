@@ -14,8 +14,11 @@ PUBLIC = [
     "Deadlines",
     "EnvConfig",
     "HealthCheck",
+    "HermesAgentBaseEnv",
+    "HermesAgentEnvConfig",
     "HermesAgentLoop",
     "HermesRLError",
+    "HermesSweEnv",
     "Reward",
     "RolloutEngine",
     "RolloutHandle",
@@ -28,6 +31,7 @@ PUBLIC = [
     "SyncToolContext",
     "Task",
     "TaskSet",
+    "TerminalTestEnv",
     "ToolContext",
     "ToolError",
     "Usage",
@@ -63,10 +67,10 @@ def test_importing_the_package_imports_nothing_of_it() -> None:
     assert run_python(code) == "[]"
 
 
-def test_using_every_public_name_pulls_no_optional_dependency() -> None:
+def test_using_every_name_but_those_of_atropos_pulls_no_optional_dependency() -> None:
     code = (
         "import sys, hermes_rl\n"
-        "for name in hermes_rl.__all__: getattr(hermes_rl, name)\n"
+        "for name in set(hermes_rl.__all__) - hermes_rl._ATROPOS: getattr(hermes_rl, name)\n"
         f"print([m for m in {HEAVY} if m in sys.modules])"
     )
     assert run_python(code) == "[]"
@@ -76,3 +80,13 @@ def test_importing_the_package_takes_less_than_300_ms() -> None:
     """CPU time, the best of three: the machine may be busy."""
     code = "import time; t = time.process_time(); import hermes_rl; print(time.process_time() - t)"
     assert min(float(run_python(code)) for _ in range(3)) < 0.3
+
+
+def test_without_atroposlib_its_names_say_which_extra_to_install() -> None:
+    code = (
+        "import sys; sys.modules['atroposlib'] = None\n"
+        "import hermes_rl\n"
+        "try: hermes_rl.HermesAgentBaseEnv\n"
+        "except hermes_rl.HermesRLError as error: print(error)\n"
+    )
+    assert "pip install 'hermes_rl[atropos]'" in run_python(code)
