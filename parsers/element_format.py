@@ -67,6 +67,9 @@ class ElementFormat(Format):
 
     def render_parameter(self, key: str, value: Any) -> str:
         """Write a whole parameter."""
+        text = value_text(value)
+        is_inline = self.is_inline and not (
+            self.grammar.trims_newlines and text.startswith(("\n", "\r\n")) | text.endswith("\n")
+        )
         opening = f"{self.grammar.parameter_open}{key}>"
-        parts = [opening, value_text(value), self.grammar.parameter_close]
-        return ("" if self.is_inline else "\n").join(parts)
+        return ("" if is_inline else "\n").join([opening, text, self.grammar.parameter_close])

@@ -308,8 +308,6 @@ class Elements:
 
 
 def _trim_newlines(value: str) -> str:
-    start = 2 if value.startswith("\r\n") else int(value.startswith("\n"))
-    end = len(value)
-    if end > start and value.endswith("\n"):
-        end -= 2 if value.endswith("\r\n", start) else 1
-    return value[start:end]
+    if value.startswith("\r\n"):
+        return value[2:].removesuffix("\n").removesuffix("\r")
+    return value.removeprefix("\n").removesuffix("\n")

@@ -26,6 +26,7 @@ _QUOTE = '<|"|>'
 _MAX_DEPTH = 512
 _NAME = re.compile(r"call:\s*+([^\s{}<>\[\]:,\"']++)\s*+\{")
 _UNFINISHED_NAME = re.compile(r"(?:call:[^\s{}<>\[\]:,\"']*+|c(?:a(?:l(?:l)?+)?+)?+)?+\s*+\Z")
+_BARE_KEY = re.compile(r"[\w.$/-]++")
 _KEY = re.compile(r"\s*+([^\s{}\[\],:<>]++)\s*+:")
 _UNFINISHED = re.compile(r"\s*+[^\s{}\[\],:<>]*+\s*+\Z")
 _BARE = re.compile(r"[^{}\[\],<>]++")
@@ -57,10 +58,15 @@ class Gemma4Parser(Format):
 
 def _notation(value: Any) -> str:
     if isinstance(value, dict):
-        return "{" + ",".join(f"{key}:{_notation(item)}" for key, item in value.items()) + "}"
+        pairs = (f"{_key_notation(key)}:{_notation(item)}" for key, item in value.items())
+        return "{" + ",".join(pairs) + "}"
     if isinstance(value, list):
         return "[" + ",".join(_notation(item) for item in value) + "]"
     return f"{_QUOTE}{value}{_QUOTE}" if isinstance(value, str) else encode(value)
+
+
+def _key_notation(key: str) -> str:
+    return key if _BARE_KEY.fullmatch(key) else f"{_QUOTE}{key}{_QUOTE}"
 
 
 class _Fault(Exception):

@@ -6,6 +6,8 @@ them. The end marker may be missing: a closed object is complete.
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from typing import Any
 
 from hermes_rl.parsers.json_calls import add_object, balanced, invalid_end, reject_open
@@ -96,7 +98,12 @@ class MarkedJSON:
             return
         inner = Scan(self._text)
         for value in values:
+            faults = len(inner.invalid)
             add_object(inner, start, start, value, call_id=self.object_id(value))
+            if len(inner.invalid) > faults:  # one copy of the array per bad call adds up
+                inner.invalid[-1] = replace(inner.invalid[-1], raw=json.dumps(value))
+        if inner.invalid and not inner.calls:
+            inner.invalid[0] = replace(inner.invalid[0], raw=self._text[start:end])
         self.found.calls += inner.calls
         self.found.invalid += inner.invalid
         if values:
