@@ -1,16 +1,20 @@
-"""A hundred Docker sandboxes at once, twenty tool calls each: no error, nothing left behind."""
+"""A hundred Docker sandboxes at once: no error, nothing left behind, and one Ctrl-C."""
 
 from __future__ import annotations
 
+import signal
 import time
+from pathlib import Path
 
 import pytest
-from integration.docker_boxes import box
+from integration.docker_boxes import box, docker
+from integration.evaluate_process import end, interrupt, outcomes, run, start, wait_for_records
 from integration.mixed_work import mixed_model, run_boxes
 
 from hermes_rl.backends.ownership import RUN_LABEL
 from hermes_rl.config import EnvConfig
 from hermes_rl.engine import RolloutEngine
+from hermes_rl.runlog.reader import read_run
 from hermes_rl.testing.leaks import leak_census
 
 pytestmark = [pytest.mark.scale, pytest.mark.docker, pytest.mark.usefixtures("docker_image")]
@@ -32,3 +36,27 @@ async def test_a_hundred_boxes_with_twenty_calls_each_and_nothing_is_left() -> N
         f"\n{BOXES} boxes, {calls} calls: {wall_s:.1f} s wall, {calls / wall_s:.0f} calls/s, "
         f"{cpu_s * 1000 / calls:.2f} ms of engine CPU per call (start and removal included)"
     )
+
+
+def test_one_interrupt_in_the_middle_and_resume_gives_the_same_totals(tmp_path: Path) -> None:
+    tasks = f"{Path(__file__).with_name('hundred_tasks.py')}:HundredTasks"
+    process = start(
+        tmp_path,
+        *("evaluate", tasks, "--oracle", "--env.terminal_backend", "docker"),
+        *("--env.max_eval_workers", "100", "--env.data_dir_to_save_evals", "run"),
+    )
+    wait_for_records(process, tmp_path / "run", 20)
+    began_s = time.monotonic()
+    interrupt(process, signal.SIGINT)
+    returned, _, stderr = end(process, 15)
+    print(f"\nended {time.monotonic() - began_s:.1f} s after Ctrl-C")
+    assert returned == 130, stderr
+    left = docker("ps", "-a", "--filter", "label=hermes.owner", "--format", "{{.Labels}}")
+    assert f":{process.pid}:" not in left
+    finished = outcomes(read_run(tmp_path / "run"))
+    assert 20 <= len(finished) < BOXES
+    resumed = run(tmp_path, "evaluate", "--resume", "run")
+    assert resumed.returncode == 0, resumed.stderr
+    assert outcomes(read_run(tmp_path / "run")) == {
+        (f"task-{number:02}", 0): ("finished", 1.0) for number in range(BOXES)
+    }
