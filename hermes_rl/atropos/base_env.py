@@ -56,6 +56,7 @@ from hermes_rl.runlog.files import write_whole
 from hermes_rl.runlog.scores import Summary
 from hermes_rl.sandbox import SandboxSpec
 from hermes_rl.tasks import Deadlines, Task
+from hermes_rl.tools import NATIVE_TOOLS
 from hermes_rl.types import JSONObject, Message
 
 __all__ = ["GroupFailed", "HermesAgentBaseEnv"]
@@ -243,10 +244,16 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc] # atroposlib has no typ
             return task
         return ItemTask(self, item)
 
-    def _resolve_tools_for_group(self) -> Sequence[str]:
-        """Return the tools of one group; a distribution is drawn anew for each."""
+    def _resolve_tools_for_group(self) -> tuple[list[JSONObject], set[str]]:
+        """Return the tools of one group; a distribution is drawn anew for each.
+
+        Returns:
+            Schemas in OpenAI form, and the tools' names. An override may return other tools; of
+            the schemas only the names count.
+        """
         group = current_group()
-        return self._tool_choice.names(f"group-{group.number if group else 0}")
+        names = self._tool_choice.names(f"group-{group.number if group else 0}")
+        return [NATIVE_TOOLS[name].schema for name in names], set(names)
 
     # Rollouts.
 
@@ -317,7 +324,9 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc] # atroposlib has no typ
         """
         state = GroupState(next(self._group_numbers))
         with group_scope(state):
-            state.tool_names = tuple(self._resolve_tools_for_group())
+            schemas, names = self._resolve_tools_for_group()
+            order = [schema["function"]["name"] for schema in schemas]
+            state.tool_names = tuple(name for name in order if name in names)
             members = _GroupMembers(self, item)
             items, backlog = await members.collect()
         group = merge_items(items)
