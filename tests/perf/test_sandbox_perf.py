@@ -1,0 +1,300 @@
+"""What a command, a sandbox and a kill cost, beside the ways that others use.
+
+Ratios of one run only: everything compared is measured here, in turn, on the same machine. Peers'
+rows: ``docker exec`` is what mini-swe-agent, inspect_ai and Terminal-Bench's harness start for each
+command; the Engine API through aiodocker is the best an exec per command can do;
+``create_subprocess_exec`` is a local command without any sandbox.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import statistics
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+pytest.importorskip("aiodocker", reason="needs hermes_rl[docker]")
+
+import aiodocker
+from docker_cpu import cpu_seconds
+from idle_loop import lags_ms, p99
+
+from hermes_rl.backends.docker import create_backend
+from hermes_rl.backends.docker_sandbox import DockerSandbox
+from hermes_rl.sandbox import Backend, BackendSettings, Sandbox, SandboxSpec, open_backend
+
+pytestmark = [
+    pytest.mark.perf,
+    pytest.mark.docker,
+    pytest.mark.timeout(600),
+    pytest.mark.usefixtures("docker_image"),
+]
+
+Run = Callable[[], Awaitable[object]]
+SPEC = SandboxSpec(image="hermes-test:latest", memory_mb=256, network="none")
+COMMAND = ["bash", "-c", "echo hi"]
+ROUNDS = 7
+COMMANDS_PER_ROUND = 12
+MANY_BOXES = 50
+BUSY_BOXES = 100
+LAG_ROUNDS = 3
+"""The median of so many, each so long:"""
+LAG_ROUND_S = 5.0
+LOCAL_SESSIONS = 200
+KILLS = 10
+
+_rows: list[tuple[str, str, str]] = []
+
+
+def _row(what: str, measured: str, target: str = "") -> None:
+    _rows.append((what, measured, target))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def table() -> Iterator[None]:
+    """Prints what was measured, after everything was."""
+    yield
+    width = max((len(row[0]) for row in _rows), default=0)
+    print("\n")
+    for what, measured, target in _rows:
+        print(f"{what:<{width}}  {measured:>26}  {target}")
+
+
+@pytest.fixture(scope="module")
+def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@asynccontextmanager
+async def _backend(cache_dir: Path, **options: Any) -> AsyncIterator[Backend]:
+    settings = BackendSettings(
+        run_id=f"perf-{uuid.uuid4().hex[:8]}", cache_dir=cache_dir, **options
+    )
+    async with create_backend(settings) as backend:
+        yield backend
+
+
+async def _boxes(backend: Backend, count: int) -> list[DockerSandbox]:
+    boxes: list[DockerSandbox] = []
+
+    async def create() -> None:
+        boxes.append(await backend.create(SPEC))  # type: ignore[arg-type]
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(count):
+            tasks.start_soon(create)
+    return boxes
+
+
+async def _subprocess(*argv: str) -> None:
+    process = await asyncio.create_subprocess_exec(*argv, stdout=subprocess.PIPE)
+    out, _ = await process.communicate()
+    assert (process.returncode, out) == (0, b"hi\n")
+
+
+async def _ours(box: Sandbox) -> None:
+    result = await box.exec("echo hi", timeout_s=60)
+    assert (result.exit_code, result.stdout) == (0, b"hi\n")
+
+
+async def _by_api(docker: Any, container: str) -> None:
+    exec_ = await docker.containers.container(container).exec(COMMAND)
+    out = b""
+    async with exec_.start(detach=False) as stream:
+        while (message := await stream.read_out()) is not None:
+            out += message.data
+    assert ((await exec_.inspect())["ExitCode"], out) == (0, b"hi\n")
+
+
+async def _time_one(run: Run) -> float:
+    start_s = time.perf_counter()
+    await run()
+    return (time.perf_counter() - start_s) * 1000
+
+
+async def test_one_command_against_the_command_line_the_api_and_a_raw_process(
+    cache_dir: Path,
+) -> None:
+    async with _backend(cache_dir) as backend:
+        (box,) = await _boxes(backend, 1)
+        docker = aiodocker.Docker()
+        ways: dict[str, Run] = {
+            "create_subprocess_exec": lambda: _subprocess(*COMMAND),
+            "docker exec": lambda: _subprocess("docker", "exec", box.container, *COMMAND),
+            "Engine API exec": lambda: _by_api(docker, box.container),
+            "hermes_rl": lambda: _ours(box),
+        }
+        try:
+            times, cpu = await _measure_in_turn(ways, [box.container])
+        finally:
+            await docker.close()
+    medians = {name: statistics.median(values) for name, values in times.items()}
+    for name, median in medians.items():
+        _row(f"one command, {name}", f"p50 {median:.2f} ms, CPU {cpu[name]:.2f} ms")
+    cli, raw, ours = medians["docker exec"], medians["create_subprocess_exec"], medians["hermes_rl"]
+    _row("p50 / docker exec", f"{ours / cli:.3f}", "<= 0.12")
+    _row("p50 / create_subprocess_exec", f"{ours / raw:.2f}", "<= 3.5")
+    _row("CPU / docker exec", f"{cpu['hermes_rl'] / cpu['docker exec']:.3f}", "<= 0.12")
+    assert ours <= 0.12 * cli
+    assert ours <= 3.5 * raw
+    assert cpu["hermes_rl"] <= 0.12 * cpu["docker exec"]
+
+
+async def _measure_in_turn(
+    ways: dict[str, Run], containers: list[str]
+) -> tuple[dict[str, list[float]], dict[str, float]]:
+    """Interleave the ways; per way all latencies, and CPU per command, both in ms."""
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    cpu_s = dict.fromkeys(ways, 0.0)
+    for run in ways.values():
+        await run()
+    for _ in range(ROUNDS):
+        for name, run in ways.items():
+            before_s = cpu_seconds(containers)
+            times[name] += [await _time_one(run) for _ in range(COMMANDS_PER_ROUND)]
+            cpu_s[name] += cpu_seconds(containers) - before_s
+    return times, {name: 1000 * used / len(times[name]) for name, used in cpu_s.items()}
+
+
+async def _throughput(runs: list[Run], each: int) -> float:
+    """Commands per second when every run repeats ``each`` times beside the others."""
+
+    async def repeat(run: Run) -> None:
+        for _ in range(each):
+            await run()
+
+    start_s = time.perf_counter()
+    async with anyio.create_task_group() as tasks:
+        for run in runs:
+            tasks.start_soon(repeat, run)
+    return len(runs) * each / (time.perf_counter() - start_s)
+
+
+def _cli(box: DockerSandbox) -> Run:
+    return lambda: _subprocess("docker", "exec", box.container, *COMMAND)
+
+
+def _own(box: Sandbox) -> Run:
+    return lambda: _ours(box)
+
+
+async def test_throughput_and_lag_with_many_boxes(cache_dir: Path) -> None:
+    async with _backend(cache_dir) as backend:
+        boxes = await _boxes(backend, BUSY_BOXES)
+        few = boxes[:MANY_BOXES]
+        ours = await _throughput([_own(box) for box in few], 20)
+        cli = await _throughput([_cli(box) for box in few], 2)
+        rounds = [await _lag_while_busy(boxes) for _ in range(LAG_ROUNDS)]
+    lag, idle, rate = sorted(rounds, key=lambda each: each[0] - each[1])[LAG_ROUNDS // 2]
+    _row(f"{MANY_BOXES} boxes, docker exec", f"{cli:.0f} commands/s")
+    _row(f"{MANY_BOXES} boxes, hermes_rl", f"{ours:.0f} commands/s", ">= 10 x docker exec")
+    _row(f"{BUSY_BOXES} busy boxes", f"{rate:.0f} commands/s")
+    _row("loop lag p99, busy / idle control", f"{lag:.1f} / {idle:.1f} ms", "<= idle + 10 ms")
+    assert ours >= 10 * cli
+    assert lag <= idle + 10
+
+
+async def _lag_while_busy(boxes: list[DockerSandbox]) -> tuple[float, float, float]:
+    """Lag of this loop and of an idle one at the same time, p99 in ms, and commands per second."""
+    control = Path(__file__).with_name("idle_loop.py")
+    idle = subprocess.Popen(
+        [sys.executable, str(control), str(LAG_ROUND_S)], stdout=subprocess.PIPE, text=True
+    )
+    done = 0
+
+    async def keep_busy(box: DockerSandbox) -> None:
+        nonlocal done
+        while True:
+            await _ours(box)
+            done += 1
+
+    async with anyio.create_task_group() as tasks:
+        for box in boxes:
+            tasks.start_soon(keep_busy, box)
+        late = await lags_ms(LAG_ROUND_S)
+        tasks.cancel_scope.cancel()
+    out, _ = await anyio.to_thread.run_sync(idle.communicate)
+    return p99(late), float(out), done / LAG_ROUND_S
+
+
+async def test_starting_many_at_once_beats_one_by_one(cache_dir: Path) -> None:
+    count = 12
+    rates = {}
+    for limit in (1, 2 * (os.cpu_count() or 1)):
+        async with _backend(cache_dir, max_starting=limit) as backend:
+            start_s = time.perf_counter()
+            await _boxes(backend, count)
+            rates[limit] = count / (time.perf_counter() - start_s)
+    serial, parallel = rates.values()
+    _row("sandboxes started per second", f"{parallel:.1f}; one by one {serial:.1f}", ">= 1.2 x")
+    assert parallel >= 1.2 * serial
+
+
+async def test_a_kill_is_prompt(cache_dir: Path) -> None:
+    limit_s = 0.5
+    overrun_ms = []
+    async with _backend(cache_dir) as backend:
+        (box,) = await _boxes(backend, 1)
+        for _ in range(KILLS):
+            start_s = time.perf_counter()
+            script = "trap '' TERM; setsid sleep 100 & sleep 100 | cat"
+            result = await box.exec(script, timeout_s=limit_s)
+            overrun_ms.append((time.perf_counter() - start_s - limit_s) * 1000)
+            assert result.timed_out
+            left = await box.exec("pgrep -x sleep", timeout_s=10, session=None)
+            assert left.exit_code == 1, left.text
+    _row("overrun of a killed tree", f"max {max(overrun_ms):.0f} ms", "<= 250 ms")
+    assert max(overrun_ms) <= 250
+
+
+async def test_a_killed_engine_leaves_nothing(cache_dir: Path) -> None:
+    run_id = f"perf-{uuid.uuid4().hex[:8]}"
+    code = (
+        "import anyio, sys; from pathlib import Path\n"
+        "from hermes_rl.backends.docker import create_backend\n"
+        "from hermes_rl.sandbox import BackendSettings, SandboxSpec\n"
+        "async def main():\n"
+        "    settings = BackendSettings(run_id=sys.argv[1], cache_dir=Path(sys.argv[2]))\n"
+        "    async with create_backend(settings) as backend:\n"
+        "        for _ in range(10):\n"
+        "            await backend.create(SandboxSpec(image='hermes-test:latest'))\n"
+        "        print('up', flush=True)\n"
+        "        await anyio.sleep_forever()\n"
+        "anyio.run(main)\n"
+    )
+    command = [sys.executable, "-c", code, run_id, str(cache_dir)]
+    engine = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert engine.stdout is not None
+    assert await anyio.to_thread.run_sync(engine.stdout.readline) == "up\n"
+    engine.kill()
+    engine.wait()
+    start_s = time.perf_counter()
+    listing = ["docker", "ps", "-aq", "--filter", f"label=hermes.run={run_id}"]
+    with anyio.fail_after(5):
+        while (await anyio.run_process(listing)).stdout:  # noqa: ASYNC110 - the daemon's state
+            await anyio.sleep(0.05)
+    gone_s = time.perf_counter() - start_s
+    _row("10 sandboxes gone after SIGKILL", f"{gone_s:.1f} s", "<= 5 s")
+
+
+async def test_local_throughput_beats_starting_processes_ourselves(cache_dir: Path) -> None:
+    pytest.importorskip("hermes_rl.backends.local")
+    raw = await _throughput([lambda: _subprocess(*COMMAND)] * LOCAL_SESSIONS, 5)
+    settings = BackendSettings(run_id=f"perf-{uuid.uuid4().hex[:8]}", cache_dir=cache_dir)
+    async with open_backend("local", settings) as backend:
+        boxes = [await backend.create(SandboxSpec()) for _ in range(LOCAL_SESSIONS)]
+        await _throughput([_own(box) for box in boxes], 1)
+        ours = await _throughput([_own(box) for box in boxes], 5)
+    _row(f"local, {LOCAL_SESSIONS} sessions, raw", f"{raw:.0f} commands/s")
+    _row(f"local, {LOCAL_SESSIONS} sessions, ours", f"{ours:.0f} commands/s", ">= 1.5 x raw")
+    assert ours >= 1.5 * raw
