@@ -120,11 +120,8 @@ def _types(schema: Any, root: JSONObject, depth: int) -> Iterator[str]:
     if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
         return
     declared = schema.get("type")
-    yield from (
-        name
-        for name in ([declared] if isinstance(declared, str) else declared or ())
-        if isinstance(name, str)
-    )
+    names = declared if isinstance(declared, list) else [declared]
+    yield from (name for name in names if isinstance(name, str))
     if "const" in schema:
         yield _TYPE_NAMES.get(type(schema["const"]), "string")
     enum = schema.get("enum")

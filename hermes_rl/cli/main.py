@@ -27,6 +27,7 @@ COMMANDS = {
     "evaluate": "run a task set and score it",
     "export": "write rollouts as fine-tuning data",
     "list": "name task sets, backends, parsers and toolsets",
+    "parse": "show what a tool-call parser makes of raw model text",
     "process": "write scored rollouts of an environment to a JSONL file",
     "serve": "serve rollouts of an environment to a trainer",
     "view": "show a run, or one rollout of it, as plain text",
