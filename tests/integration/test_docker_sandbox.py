@@ -65,6 +65,20 @@ def settings(cache_dir: Path) -> Iterator[BackendSettings]:
     assert containers_of(settings.run_id) == {}, "the test left containers"
 
 
+@pytest.fixture
+def context(tmp_path: Path) -> Iterator[Path]:
+    """A build context; its image is removed afterwards."""
+    marker = uuid.uuid4().hex
+    (tmp_path / "Dockerfile").write_text(f"FROM {TEST_IMAGE}\nLABEL test-marker={marker}\n")
+    yield tmp_path
+    docker("rmi", *docker("images", "-q", "--filter", f"label=test-marker={marker}").split())
+
+
+def _add_to(context: Path, *lines: str) -> None:
+    with (context / "Dockerfile").open("a") as dockerfile:
+        dockerfile.write("\n".join([*lines, ""]))
+
+
 @asynccontextmanager
 async def _sandbox(settings: BackendSettings, **fields: Any) -> AsyncIterator[Sandbox]:
     async with create_backend(settings) as backend:
@@ -138,14 +152,10 @@ async def test_a_user_the_image_lacks_is_named(settings: BackendSettings) -> Non
 
 
 async def test_commands_see_the_images_environment_not_the_interpreters(
-    settings: BackendSettings, tmp_path: Path
+    settings: BackendSettings, context: Path
 ) -> None:
-    (tmp_path / "Dockerfile").write_text(
-        f"FROM {TEST_IMAGE}\nENV A=image LD_LIBRARY_PATH=/opt/lib PYTHONPATH=/opt/py\n"
-    )
-    async with _sandbox(
-        settings, image=None, dockerfile_dir=tmp_path, env={"B": "spec"}
-    ) as sandbox:
+    _add_to(context, "ENV A=image LD_LIBRARY_PATH=/opt/lib PYTHONPATH=/opt/py")
+    async with _sandbox(settings, image=None, dockerfile_dir=context, env={"B": "spec"}) as sandbox:
         command = "env | grep -E '^(A|B|LD_|PYTHON|LC_|LANG)' | sort"
         result = await sandbox.exec(command, timeout_s=10)
         trusted = await sandbox.exec(command, timeout_s=10, trusted=True)
@@ -171,12 +181,10 @@ async def test_a_startup_command_runs_in_the_background(settings: BackendSetting
 
 
 async def test_the_images_own_command_runs_when_asked_for(
-    settings: BackendSettings, tmp_path: Path
+    settings: BackendSettings, context: Path
 ) -> None:
-    (tmp_path / "Dockerfile").write_text(
-        f'FROM {TEST_IMAGE}\nENTRYPOINT ["sleep"]\nCMD ["1234"]\nHEALTHCHECK CMD false\n'
-    )
-    fields: dict[str, Any] = {"image": None, "dockerfile_dir": tmp_path}
+    _add_to(context, 'ENTRYPOINT ["sleep"]', 'CMD ["1234"]', "HEALTHCHECK CMD false")
+    fields: dict[str, Any] = {"image": None, "dockerfile_dir": context}
     async with create_backend(settings) as backend:
         with_it = await backend.create(box(image_command=True, **fields))
         without = await backend.create(box(**fields))
