@@ -27,7 +27,7 @@ Optional attributes of a task and their defaults are read through :func:`describ
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -127,6 +127,8 @@ class TaskDescription:
         agent_user: User of the agent's commands, None = the sandbox's.
         sync_reward: Its reward code blocks: it runs in a thread with a blocking context. Plain
             functions always do.
+        setup: ``async setup(ctx)`` prepares the sandbox before the agent starts: uploads,
+            services. Its calls are awaited like those of the reward.
         compact: Called before each model call with the messages that the model sees; returns
             them, or a new shorter list. The result keeps the whole conversation.
     """
@@ -139,6 +141,7 @@ class TaskDescription:
     solution: Solution | None
     agent_user: str | None
     sync_reward: bool = False
+    setup: Callable[[ToolContext], Awaitable[None]] | None = None
     compact: Callable[[list[Message]], list[Message]] | None = None
 
 
@@ -146,7 +149,7 @@ def describe(task: Task) -> TaskDescription:
     """Read a task's required and optional attributes.
 
     Optional ones: ``sandbox`` (:class:`SandboxSpec`), ``deadlines``, ``metadata``, ``solution``,
-    ``agent_user``, ``sync_reward``, ``compact``.
+    ``agent_user``, ``sync_reward``, ``setup``, ``compact``.
 
     Raises:
         TaskError: ``id`` or ``prompt`` is empty or of the wrong type.
@@ -171,6 +174,7 @@ def describe(task: Task) -> TaskDescription:
         solution=getattr(task, "solution", None),
         agent_user=getattr(task, "agent_user", None),
         sync_reward=bool(getattr(task, "sync_reward", False)),
+        setup=getattr(task, "setup", None),
         compact=getattr(task, "compact", None),
     )
 

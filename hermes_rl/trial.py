@@ -31,6 +31,7 @@ from hermes_rl.errors import (
     RewardError,
     SandboxError,
     SandboxGone,
+    TaskError,
 )
 from hermes_rl.model.protocol import ChatModel
 from hermes_rl.plan import RolloutPlan
@@ -211,7 +212,23 @@ class Trial:
             if files is not None and self._site.plays_solutions:
                 with _deadline(plan.setup_s, stuck):
                     await sandbox.upload(files, SOLUTION_DIR)
+            if plan.description.setup is not None:
+                await self._prepare(plan.description.setup, ToolContext(sandbox, tools))
         return sandbox, tools
+
+    async def _prepare(
+        self, setup: Callable[[ToolContext], Awaitable[None]], context: ToolContext
+    ) -> None:
+        """Let the task prepare the sandbox.
+
+        Raises:
+            TaskError: It did not within the setup deadline, or left a call un-awaited.
+        """
+        seconds = self._plan.setup_s
+        with _deadline(seconds, TaskError(f"The task's setup took longer than {seconds:g} s.")):
+            await setup(context)
+        if pending := context.pending():
+            raise TaskError("; ".join(pending))
 
     def _make_tools(self, sandbox: Sandbox) -> ToolDispatcher:
         """Return the rollout's tools; a solution may run as long as the agent may."""
