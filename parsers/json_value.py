@@ -22,6 +22,7 @@ _TOKEN = re.compile(
     r"|[ \t\r\n,:0-9+\-.eEtrufalsn]++",  # everything else that JSON can have outside a string
     re.DOTALL,
 )
+_KINDS = {list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _NAME = re.compile(
     r"\s*+\[?+\s*+\{\s*+"
@@ -129,9 +130,7 @@ def decode_arguments(value: Any) -> str:
     elif value is None or isinstance(value, str):
         value = {}
     if not isinstance(value, dict):
-        kind = {"list": "an array", "str": "a string", "bool": "a boolean"}.get(
-            type(value).__name__, "a number"
-        )
+        kind = _KINDS.get(type(value), "a number")
         raise BadJSON(f"arguments must be a JSON object, not {kind}", "arguments")
     return encode(value)
 

@@ -54,36 +54,40 @@ class _LlamaScan:
         self._schemas = schemas
         self._finder = Finder(text)
         self._found = Scan(text)
-        tag = self._finder.next(_TAG, 0)
-        brace = self._finder.next("{", 0)
-        self._is_tagged = tag < brace
-        self._is_bare = skip_space(text, 0) == brace
-        self._tag_start = tag
+        self._is_open = text.startswith("{", skip_space(text, 0))
+        """Whether any call-shaped object counts: the text began with one, or a tag came by."""
 
     def run(self) -> Scan:
         """Scan the whole text."""
         position = 0
-        if self._is_tagged:
-            position = self._skip_tag()
         while (start := self._finder.next("{", position)) < len(self._text):
+            self._skip_tag(position, start)
             span = extent(self._text, start)
             if span.is_closed:
                 self._object(start, span)
                 position = self._skip_separator(span.end)
             else:
                 position = self._open_object(start, span)
+        self._unfinished_tag(position)
         return self._found
 
-    def _skip_tag(self) -> int:
-        after = self._tag_start + len(_TAG)
-        body = skip_space(self._text, after)
+    def _skip_tag(self, position: int, start: int) -> None:
+        """Record a tag directly in front of the object at ``start``."""
+        tag = self._finder.next(_TAG, position)
+        if tag < start and skip_space(self._text, tag + len(_TAG)) == start:
+            self._found.markers += 1
+            self._found.add_markup(tag, start)
+            self._is_open = True
+
+    def _unfinished_tag(self, position: int) -> None:
+        """Record a tag that the text ends with."""
+        tag, end = self._finder.next(_TAG, position), len(self._text)
+        if tag == end:
+            return
         self._found.markers += 1
-        if body == len(self._text):
+        if skip_space(self._text, tag + len(_TAG)) == end:
             reason = "the text ends before the call"
-            self._found.reject(self._tag_start, body, code="truncated", reason=reason)
-        elif self._text[body] == "{":
-            self._found.add_markup(self._tag_start, body)
-        return body
+            self._found.reject(tag, end, code="truncated", reason=reason)
 
     def _object(self, start: int, span: Extent) -> None:
         """Record the closed object at ``start`` if it is a call."""
@@ -95,8 +99,12 @@ class _LlamaScan:
                 self._found.reject(start, span.end, code="json", reason=reason, name=name)
             return
         if self._is_call(value):
-            self._found.markers += not self._is_tagged
+            self._found.markers += not self._is_behind_markup(start)
             add_object(self._found, start, span.end, value)
+
+    def _is_behind_markup(self, start: int) -> bool:
+        pieces = self._found.pieces
+        return bool(pieces) and pieces[-1].kind == "markup" and pieces[-1].end == start
 
     def _open_object(self, start: int, span: Extent) -> int:
         """Record an object that never closes, if it was a call; return where to go on."""
@@ -116,16 +124,15 @@ class _LlamaScan:
             return False
         if "parameters" not in value and "arguments" not in value:
             return False
-        return self._is_tagged or self._is_bare or self._schemas.declares(value["name"])
+        return self._is_open or self._schemas.declares(value["name"])
 
     def _front_name(self, start: int) -> str | None:
         """Return the tool's name if the broken object at ``start`` was meant as a call."""
         if not _CALL_FRONT.match(self._text, start):
             return None
         name = read_name(self._text, start)
-        if name is None or not (self._is_tagged or self._is_bare or self._schemas.declares(name)):
-            return None
-        return name
+        is_meant = name is not None and (self._is_open or self._schemas.declares(name))
+        return name if is_meant else None
 
     def _skip_separator(self, position: int) -> int:
         """Record a separator behind an object; return where to go on."""
