@@ -101,7 +101,7 @@ def _credentials() -> dict[str, dict[str, str]]:
             for registry, entry in entries.items()
             if entry.get("auth")
         }
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, TypeError):
         return {}
     return {
         registry: {"username": user, "password": password, "serveraddress": registry}
