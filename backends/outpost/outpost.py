@@ -1947,6 +1947,7 @@ def run_child(work: Callable[[int], None], fd: int) -> None:
     """Run ``work`` on ``fd`` and exit; a failure goes to stderr as "errno text"."""
     code = 1
     try:
+        close_all_above(2)  # above all, the writing end of our own standard input
         work(fd)
         code = 0
     except OSError as error:
@@ -1956,6 +1957,15 @@ def run_child(work: Callable[[int], None], fd: int) -> None:
         write_all(2, b"%d %s" % (errno.EIO, repr(error).encode()))
     finally:
         os._exit(code)
+
+
+def close_all_above(highest: int) -> None:
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > highest:
+            try:
+                os.close(int(name))
+            except OSError:
+                pass  # the listing's own descriptor
 
 
 def read_pieces(fd: int, offset: int, limit: int) -> Iterator[bytes]:

@@ -38,18 +38,15 @@ from typing import Literal
 import anyio
 
 from hermes_rl.backends.outpost.channel import Hello, Loss, OutpostChannel
+from hermes_rl.backends.outpost.errno_errors import file_error
 from hermes_rl.backends.outpost.frames import Kind, pack_fields, to_text, unpack_list
 from hermes_rl.backends.outpost.process import Execution, RunRequest, StreamContext, run_to_end
+from hermes_rl.backends.outpost.transfer import download, upload
 from hermes_rl.backends.outpost.transport import Transport
 from hermes_rl.errors import (
     CreateError,
-    FileError,
     SandboxError,
-    SandboxFileNotFound,
-    SandboxFileTooLarge,
     SandboxGone,
-    SandboxIsADirectory,
-    SandboxPermissionDenied,
     Unsupported,
 )
 from hermes_rl.sandbox import (
@@ -63,7 +60,7 @@ from hermes_rl.sandbox import (
     SandboxSpec,
 )
 
-__all__ = ["OutpostSandbox", "file_error"]
+__all__ = ["OutpostSandbox"]
 
 logger = logging.getLogger(__name__)
 
@@ -78,21 +75,6 @@ _KINDS: dict[bytes, Literal["file", "dir", "link", "other"]] = {
     b"link": "link",
     b"other": "other",
 }
-_FILE_ERRORS: dict[int, type[FileError]] = {
-    errno.ENOENT: SandboxFileNotFound,
-    errno.ENOTDIR: SandboxFileNotFound,
-    errno.EISDIR: SandboxIsADirectory,
-    errno.EACCES: SandboxPermissionDenied,
-    errno.EPERM: SandboxPermissionDenied,
-    errno.EROFS: SandboxPermissionDenied,
-    errno.EFBIG: SandboxFileTooLarge,
-}
-
-
-def file_error(path: str, number: int, text: str, *, sandbox_id: str | None = None) -> FileError:
-    """Return the typed error for an errno reported from inside a sandbox."""
-    cls = _FILE_ERRORS.get(number, FileError)
-    return cls(f"{path}: {text}.", path=path, sandbox_id=sandbox_id)
 
 
 class OutpostSandbox:
@@ -105,6 +87,7 @@ class OutpostSandbox:
         capabilities: What this sandbox can do; BASH is added when the outpost reports it.
         transfers: Limits how many uploads and downloads run at once, shared by a backend's
             sandboxes.
+        threads: Worker threads for local files, shared likewise.
     """
 
     def __init__(
@@ -115,6 +98,7 @@ class OutpostSandbox:
         transport: Transport,
         capabilities: frozenset[Capability],
         transfers: anyio.Semaphore | None = None,
+        threads: anyio.CapacityLimiter | None = None,
     ) -> None:
         self.id = id
         self.backend = backend
@@ -123,6 +107,7 @@ class OutpostSandbox:
         self._channel = OutpostChannel(transport, explain=self._explain)
         self._sessions: dict[tuple[str | None, str], anyio.Lock] = {}
         self._transfers = transfers or anyio.Semaphore(4)
+        self._threads = threads or anyio.CapacityLimiter(4)
         self._closing = False
         self._closed = anyio.Event()
         self._hello: Hello | None = None
@@ -386,12 +371,16 @@ class OutpostSandbox:
         return entries[:MAX_LIST_ENTRIES]
 
     async def upload(self, local: Path, remote: str) -> None:
-        """Copy a local file or directory into the sandbox."""
-        raise self._unsupported(Capability.IMAGES)
+        """Copy a local file or directory; see :meth:`hermes_rl.sandbox.Sandbox.upload`."""
+        self._check()
+        async with self._transfers:
+            await upload(self._channel, local, remote, threads=self._threads)
 
     async def download(self, remote: str, local: Path, *, max_bytes: int = 1 << 30) -> None:
-        """Copy a file or directory out of a hostile sandbox."""
-        raise self._unsupported(Capability.IMAGES)
+        """Copy a file or directory out; see :meth:`hermes_rl.sandbox.Sandbox.download`."""
+        self._check()
+        async with self._transfers:
+            await download(self._channel, remote, local, max_bytes=max_bytes, threads=self._threads)
 
 
 def _dir_entry(items: Sequence[bytes]) -> DirEntry:

@@ -1,0 +1,144 @@
+"""Uploads and downloads: tar streams through the outpost, file work in worker threads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+
+from hermes_rl.backends.outpost.archive import Unpacker, pack
+from hermes_rl.backends.outpost.channel import OutpostChannel
+from hermes_rl.backends.outpost.errno_errors import file_error
+from hermes_rl.backends.outpost.frames import Kind, pack_fields, to_text
+from hermes_rl.backends.outpost.process import (
+    OUTPUT_WINDOW_BYTES,
+    OutpostProcess,
+    RunRequest,
+    StreamContext,
+)
+from hermes_rl.errors import FileError, SandboxError
+from hermes_rl.sandbox import ExecResult
+
+__all__ = ["download", "upload"]
+
+BATCH_BYTES = 1 << 20
+"""Handed to a worker thread at once."""
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class TransferRequest(RunRequest):
+    """A tar stream out of (PACK) or into (UNPACK) the sandbox, in the place of a command."""
+
+    kind: Kind
+    path: str
+
+    async def send(self, channel: OutpostChannel, id: int) -> None:
+        """Send the request."""
+        fields: dict[str, bytes | str | int] = {"path": self.path, "window": OUTPUT_WINDOW_BYTES}
+        await channel.send(self.kind, id, pack_fields(fields))
+
+
+def _next_batch(pieces: Iterator[bytes]) -> bytes:
+    batch: list[bytes] = []
+    size = 0
+    for piece in pieces:
+        batch.append(piece)
+        size += len(piece)
+        if size >= BATCH_BYTES:
+            break
+    return b"".join(batch)
+
+
+async def upload(
+    channel: OutpostChannel, local: Path, remote: str, *, threads: anyio.CapacityLimiter
+) -> None:
+    """Copy a local file, or a directory's contents, to ``remote``.
+
+    Raises:
+        FileError: ``local`` cannot be read or ``remote`` not written.
+        SandboxError: The sandbox ended.
+    """
+    request = TransferRequest(
+        cmd="", output="keep", limit_bytes=4096, kind=Kind.UNPACK, path=remote
+    )
+    pieces = pack(local)
+    batch = await _batch_of(pieces, local, threads)
+    async with StreamContext(channel, request) as process:
+        while batch and await process.feed(channel, batch):
+            batch = await _batch_of(pieces, local, threads)
+        await process.write_eof()
+        await process.done.wait()
+        process.check()
+        _check_outcome(process, remote, process.result.stderr if process.result else b"")
+
+
+async def _batch_of(pieces: Iterator[bytes], local: Path, threads: anyio.CapacityLimiter) -> bytes:
+    try:
+        return await anyio.to_thread.run_sync(_next_batch, pieces, limiter=threads)
+    except OSError as error:
+        raise FileError(f"{local} cannot be uploaded: {error}.", path=str(local)) from error
+
+
+async def download(
+    channel: OutpostChannel,
+    remote: str,
+    local: Path,
+    *,
+    max_bytes: int,
+    threads: anyio.CapacityLimiter,
+) -> None:
+    """Copy a file or a directory's contents out of a hostile sandbox to ``local``.
+
+    Raises:
+        UnsafeArchive: It held something that may not leave, or too much of it.
+        FileError: ``remote`` cannot be read or ``local`` not written.
+        SandboxError: The sandbox ended.
+    """
+    request = TransferRequest(cmd="", output="flow", kind=Kind.PACK, path=remote)
+    unpacker = Unpacker(local, max_bytes=max_bytes)
+    complaint = bytearray()
+    batch = bytearray()
+    try:
+        async with StreamContext(channel, request) as process:
+            if process.failure is None:
+                async for chunk in process:
+                    (batch if chunk.fd == 1 else complaint).extend(chunk.data)
+                    if len(batch) >= BATCH_BYTES:
+                        await _feed(unpacker, batch, local, threads)
+            _check_outcome(process, remote, bytes(complaint[:4096]))
+        await _feed(unpacker, batch, local, threads)
+        unpacker.finish()
+    finally:
+        unpacker.close()
+
+
+async def _feed(
+    unpacker: Unpacker, batch: bytearray, local: Path, threads: anyio.CapacityLimiter
+) -> None:
+    data = bytes(batch)
+    batch.clear()
+    try:
+        await anyio.to_thread.run_sync(unpacker.feed, data, limiter=threads)
+    except OSError as error:
+        raise FileError(f"{local} cannot be written: {error}.", path=str(local)) from error
+
+
+def _check_outcome(process: OutpostProcess, remote: str, complaint: bytes) -> None:
+    """Raise what went wrong inside the sandbox: refused at once, or told on stderr."""
+    if process.failure is not None:
+        failure = process.failure
+        text = to_text(failure.get("text", b"failed"))
+        raise file_error(remote, int(failure.get("errno", b"0")), text)
+    result: ExecResult | None = process.result
+    if result is None:
+        raise SandboxError(f"The transfer of {remote} did not end.")
+    if result.exit_code != 0:
+        number, _, told = complaint.partition(b" ")
+        raise file_error(
+            remote,
+            int(number) if number.isdigit() else 0,
+            to_text(told) or f"the transfer ended with exit code {result.exit_code}",
+        )
