@@ -27,8 +27,10 @@ result); those without a name are answered by one user message.
 
 Counters in ``AgentResult.counters``: ``tool_calls``, ``unknown_tools``, ``invalid_arguments``
 (no JSON object), ``invalid_<code>`` by :attr:`~hermes_rl.types.InvalidCall.code`,
-``interrupted_calls``, ``truncated_turns`` (cut by length), ``compactions``, and ``forks`` (model
-calls that did not extend the sequence before, where the session counts them).
+``marker_without_call`` (turns in whose text a parser saw the mark of a call but no call, valid or
+not: the wrong parser, perhaps), ``interrupted_calls``, ``truncated_turns`` (cut by length),
+``compactions``, and ``forks`` (model calls that did not extend the sequence before, where the
+session counts them).
 """
 
 from __future__ import annotations
@@ -178,6 +180,8 @@ class Conversation:
         result.reasoning_per_turn.append(completion.reasoning)
         if completion.finish_reason == "length":
             count(result, "truncated_turns")
+        if completion.markers and not (completion.tool_calls or completion.invalid_calls):
+            count(result, "marker_without_call")
         named = [
             (
                 ToolCall(f"call_invalid_{result.turns_used}_{index}", invalid.name, invalid.raw),

@@ -231,6 +231,7 @@ class Completion:
         timings: Model and waiting seconds of this call.
         stop: A limit that the session met (TOKEN_LIMIT, CONTEXT_LENGTH, CONTENT_FILTER).
         raw_text: The sampled text before parsing, when the client parsed it itself.
+        markers: Call markers in that text, see :class:`ParseResult`.
     """
 
     message: Message | None
@@ -242,6 +243,7 @@ class Completion:
     timings: Timings = Timings()
     stop: StopReason | None = None
     raw_text: str | None = None
+    markers: int = 0
 
 
 @dataclass(slots=True)

@@ -135,6 +135,7 @@ class ChatSession:
             timings=spent.timings,
             stop=stop,
             raw_text=spoken.raw_text,
+            markers=spoken.markers,
         )
 
     def _stop(self, spoken: Spoken, allowance: Allowance, usage: Usage) -> StopReason | None:

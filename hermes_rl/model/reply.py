@@ -79,6 +79,7 @@ class Spoken:
         finish_reason: Normalised: ``stop``, ``length``, ``tool_calls``, ``content_filter``, or the
             server's own word in lower case.
         raw_text: The text that a parser took apart, if one did.
+        markers: Call markers that it saw there.
     """
 
     content: str | None = None
@@ -89,6 +90,7 @@ class Spoken:
     invalid_calls: list[InvalidCall] = field(default_factory=list)
     finish_reason: str = "stop"
     raw_text: str | None = None
+    markers: int = 0
 
     def to_message(self) -> Message:
         """Return the message to store."""
@@ -273,7 +275,7 @@ def _parse(
 ) -> None:
     text = spoken.content or ""
     parsed: ParseResult = parser.parse(text, tools, finish_reason)
-    spoken.raw_text = text
+    spoken.raw_text, spoken.markers = text, parsed.markers
     spoken.content = parsed.content
     if parsed.tool_calls and parsed.trailing.strip():
         spoken.content = "\n".join(filter(None, (parsed.content, parsed.trailing.strip())))
