@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
@@ -150,6 +151,19 @@ async def test_a_slow_reader_slows_the_workers_down() -> None:
                 await anyio.lowlevel.checkpoint()
             assert len(backend.created) == 8 + taken
             await anext(results)
+
+
+async def test_memory_is_for_what_runs_not_for_what_is_done() -> None:
+    alive: list[int] = []
+    async with engine_of() as engine, engine.run(tasks(300), max_workers=4) as results:
+        seen = 0
+        async for _ in results:
+            seen += 1
+            if seen % 75 == 0:
+                gc.collect()
+                alive.append(sum(type(each) is AgentResult for each in gc.get_objects()))
+    assert seen == 300
+    assert max(alive) <= 2 * 4 + 1
 
 
 async def test_a_failing_rollout_does_not_disturb_its_siblings() -> None:
