@@ -436,9 +436,18 @@ async def _json_lines(stream: aiohttp.StreamReader) -> AsyncIterator[dict[str, A
     pending = b""
     async for chunk in stream.iter_any():
         *lines, pending = (pending + chunk).split(b"\n")
-        for line in filter(None, map(bytes.strip, lines)):
-            yield orjson.loads(line)
+        for line in lines:
+            if line.strip():
+                yield _message(line)
         if len(pending) > MAX_LINE_BYTES:
             raise EngineFailure(0, f"a message of the engine exceeds {MAX_LINE_BYTES} bytes")
     if pending.strip():
-        yield orjson.loads(pending)
+        yield _message(pending)
+
+
+def _message(line: bytes) -> dict[str, Any]:
+    try:
+        message = orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        raise EngineFailure(0, f"the engine sent what is no JSON: {error}") from error
+    return message if isinstance(message, dict) else {}

@@ -8,8 +8,10 @@ one look at the container.
 from __future__ import annotations
 
 import signal
+from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from typing import Any
 
 import anyio
 
@@ -58,22 +60,23 @@ class FateWatch:
             try:
                 async with aclosing(self._engine.events(self._label)) as events:
                     async for event in events:
-                        self._record(event["Action"], event["Actor"])
+                        self._record(event)
             except EngineFailure:
                 pass  # a daemon that is away says so to whoever asks it for something
             await anyio.sleep(RECONNECT_S)
 
-    def _record(self, action: str, actor: dict[str, object]) -> None:
-        fate = self._fates.get(str(actor["ID"]))
-        attributes = actor.get("Attributes")
+    def _record(self, event: Mapping[str, Any]) -> None:
+        actor = event.get("Actor") or {}
+        fate = self._fates.get(actor.get("ID", ""))
         if fate is None:
             return
+        action = event.get("Action")
         if action == "oom":
             fate.out_of_memory = True
         elif action == "kill":
             fate.killed_by_order = True
-        elif action == "die" and isinstance(attributes, dict):
-            fate.exit_code = int(attributes.get("exitCode", 0))
+        elif action == "die":
+            fate.exit_code = int(actor["Attributes"]["exitCode"])
             fate.ended.set()
 
     def track(self, container: str) -> None:

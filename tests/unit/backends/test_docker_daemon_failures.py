@@ -254,6 +254,8 @@ async def test_the_event_stream_is_opened_again_when_it_ends(
             return await _streamed(request, event % ("oom", "abc"), event % ("die", "stranger"))
         if opened == 2:
             return _refusal(500, "not yet")
+        if opened == 3:
+            return await _streamed(request, "{}\n[]\n", '{"Actor":null}\n', "no JSON\n")
         return await _streamed(request, event % ("die", "abc"))
 
     async with _daemon(tmp_path, handler) as engine:
@@ -265,4 +267,4 @@ async def test_the_event_stream_is_opened_again_when_it_ends(
                 fate = await fates.ending("abc")
             tasks.cancel_scope.cancel()
     assert (fate.out_of_memory, fate.exit_code, fate.removed) == (True, 137, True)
-    assert opened >= 3
+    assert opened >= 4
