@@ -1,9 +1,13 @@
 import io
+import re
+from pathlib import Path
 
 import orjson
 import pytest
 
+from hermes_rl.benchmarks.task_file import EnvironmentSection
 from hermes_rl.cli.display import duration_text, make_display, progress_text
+from hermes_rl.cli.exit_codes import EXIT_CODE_HELP, ExitCode
 from hermes_rl.cli.plain import printable
 from hermes_rl.cli.report import rollout_table, summary_text
 from hermes_rl.evaluation import Progress
@@ -139,3 +143,13 @@ def test_display_none_says_only_what_must_be_said() -> None:
     display.say("important")
     display.close()
     assert stream.getvalue() == "important\n"
+
+
+def test_the_docs_name_every_exit_code_and_every_honoured_field() -> None:
+    text = (Path(__file__).parents[3] / "docs/evaluate.md").read_text()
+    for code in ExitCode:
+        assert re.search(rf"^\| {code.value} \|", text, re.MULTILINE), code
+        assert re.search(rf"^  {code.value} ", EXIT_CODE_HELP, re.MULTILINE), code
+    for field in ("docker_image", "build_timeout_sec", "cpus", "gpus", "workdir", "healthcheck"):
+        assert field in EnvironmentSection.model_fields
+        assert field in text
