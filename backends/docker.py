@@ -16,10 +16,16 @@ from typing import TYPE_CHECKING, Self
 
 from hermes_rl.backends.docker_options import DockerOptions, parse_options
 from hermes_rl.errors import ConfigError, MissingExtra, Unsupported
-from hermes_rl.sandbox import BackendLimits, BackendSettings, Capability, Check, SandboxSpec
+from hermes_rl.sandbox import (
+    BackendLimits,
+    BackendSettings,
+    Capability,
+    Check,
+    SandboxRecord,
+    SandboxSpec,
+)
 
 if TYPE_CHECKING:
-    from hermes_rl.backends.docker_reaper import SandboxRecord
     from hermes_rl.backends.docker_sandbox import DockerSandbox
     from hermes_rl.backends.docker_session import DockerSession
 
@@ -103,15 +109,22 @@ class DockerBackend:
         return await self._connected().sweep()
 
     async def records(self) -> Sequence[SandboxRecord]:
-        """List the sandboxes of all runs on this daemon, in every state."""
-        return await self._connected().records()
+        """List the sandboxes of all runs on this daemon, in every state; works unconnected too.
+
+        Raises:
+            BackendUnavailable: There is no daemon, or it does not answer.
+            MissingExtra: aiodocker is not installed.
+        """
+        try:
+            from hermes_rl.backends.docker_doctor import list_records
+        except ModuleNotFoundError as error:
+            raise MissingExtra.of("The docker backend", "docker") from error
+        return await list_records()
 
     async def doctor(self) -> Sequence[Check]:
         """Check the prerequisites; works unconnected too."""
         try:
             from hermes_rl.backends.docker_doctor import examine
         except ModuleNotFoundError:
-            return [
-                Check("aiodocker", ok=False, fix="pip install 'hermes_rl[docker]'"),
-            ]
+            return [Check("aiodocker", ok=False, fix="pip install 'hermes_rl[docker]'")]
         return await examine(self._settings, self._options)

@@ -1,4 +1,4 @@
-"""The docker backend's lines of ``hermes_rl doctor``."""
+"""Looking at a daemon without changing anything: checks, and the sandboxes of all runs."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from hermes_rl.backends.docker_options import DockerOptions
 from hermes_rl.backends.docker_reaper import Reaper
 from hermes_rl.backends.ownership import Owner
 from hermes_rl.errors import BackendUnavailable, ConfigError
-from hermes_rl.sandbox import BackendSettings, Check
+from hermes_rl.sandbox import BackendSettings, Check, SandboxRecord
 
-__all__ = ["examine"]
+__all__ = ["examine", "list_records"]
 
 _LIMITS = {"MemoryLimit": "memory", "PidsLimit": "process", "CpuCfsQuota": "CPU"}
 
@@ -73,9 +73,19 @@ async def _image(engine: DockerEngine, options: DockerOptions) -> Check:
     return Check("docker image", ok=True, detail=f"{options.image} is here")
 
 
+async def list_records() -> Sequence[SandboxRecord]:
+    """Return the containers of all runs, in every state."""
+    with translated("connect"):
+        async with DockerEngine(docker_host()) as engine:
+            return await _records(engine)
+
+
+async def _records(engine: DockerEngine) -> Sequence[SandboxRecord]:
+    return await Reaper(engine, Admission(starting=1, removing=1), Owner.current()).records()
+
+
 async def _leftovers(engine: DockerEngine) -> Check:
-    reaper = Reaper(engine, Admission(starting=1, removing=1), Owner.current())
-    records = await reaper.records()
+    records = await _records(engine)
     stale = [record.id for record in records if record.verdict != "keep"]
     detail = f"{len(records)} of all runs, {len(stale)} without an owner or past their deadline"
     return Check("docker sandboxes", not stale, detail, "hermes_rl sandboxes clean")

@@ -60,7 +60,7 @@ class EngineFailure(Exception):
         self.message = message
 
     def __str__(self) -> str:
-        return f"{self.message} [{self.status}]" if self.status else self.message
+        return f"{self.message} [{self.status}]" if 0 < self.status < UNREACHABLE else self.message
 
 
 Make = Callable[[str], HermesRLError]

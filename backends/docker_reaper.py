@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import anyio
 
@@ -21,54 +20,31 @@ from hermes_rl.backends.ownership import (
     Verdict,
     judge,
 )
+from hermes_rl.sandbox import SandboxRecord
 
-__all__ = ["Reaper", "SandboxRecord"]
+__all__ = ["IMAGE_LABEL", "Reaper"]
 
 logger = logging.getLogger(__name__)
 
+IMAGE_LABEL = "hermes.image"
+"""The image's name: a container is made from its id, which says nothing to people."""
 SWEEP_INTERVAL_S = 60.0
 REMOVE_TIMEOUT_S = 30.0
 
 
-@dataclass(slots=True, frozen=True)
-class SandboxRecord:
-    """A container that some run made.
-
-    Attributes:
-        id: Short id.
-        name: Its name.
-        image: Its image as the daemon shows it.
-        state: created, running, paused, exited, removing or dead.
-        run: Id of the run.
-        owner: Its owner as labelled.
-        deadline_s: Unix time; None if it has none.
-        verdict: Whether a sweep from here would remove it, and why.
-    """
-
-    id: str
-    name: str
-    image: str
-    state: str
-    run: str
-    owner: str
-    deadline_s: float | None
-    verdict: Verdict
-
-    @classmethod
-    def of(cls, entry: Mapping[str, Any], verdict: Verdict) -> Self:
-        """Read an entry of the engine's list of containers."""
-        labels = entry["Labels"]
-        deadline = labels.get(DEADLINE_LABEL, "")
-        return cls(
-            id=entry["Id"][:12],
-            name=(entry.get("Names") or ["/"])[0].lstrip("/"),
-            image=entry["Image"],
-            state=entry["State"],
-            run=labels.get(RUN_LABEL, ""),
-            owner=labels.get(OWNER_LABEL, ""),
-            deadline_s=float(deadline) if deadline.isdecimal() else None,
-            verdict=verdict,
-        )
+def _record(entry: Mapping[str, Any], verdict: Verdict) -> SandboxRecord:
+    """Read an entry of the engine's list of containers."""
+    labels = entry["Labels"]
+    deadline = labels.get(DEADLINE_LABEL, "")
+    return SandboxRecord(
+        id=entry["Id"][:12],
+        image=labels.get(IMAGE_LABEL, entry["Image"]),
+        state=entry["State"],
+        run=labels.get(RUN_LABEL, ""),
+        owner=labels.get(OWNER_LABEL, ""),
+        deadline_s=float(deadline) if deadline.isdecimal() else None,
+        verdict=verdict,
+    )
 
 
 class Reaper:
@@ -106,7 +82,7 @@ class Reaper:
             EngineFailure: The daemon cannot be asked.
         """
         entries = await self._engine.containers(OWNER_LABEL)
-        return [SandboxRecord.of(entry, self._verdict(entry)) for entry in entries]
+        return [_record(entry, self._verdict(entry)) for entry in entries]
 
     def _verdict(self, entry: Mapping[str, Any]) -> Verdict:
         return judge(entry["Labels"], seen_from=self._owner, now_s=self._now())

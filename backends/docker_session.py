@@ -20,7 +20,7 @@ from hermes_rl.backends.docker_errors import EngineFailure, translated
 from hermes_rl.backends.docker_fate import FateWatch
 from hermes_rl.backends.docker_images import Image, ImageStore
 from hermes_rl.backends.docker_options import DockerOptions
-from hermes_rl.backends.docker_reaper import Reaper, SandboxRecord
+from hermes_rl.backends.docker_reaper import IMAGE_LABEL, Reaper
 from hermes_rl.backends.docker_runtime import ensure_volume, is_unseen_by_daemon
 from hermes_rl.backends.docker_sandbox import DockerSandbox
 from hermes_rl.backends.ownership import RUN_LABEL, Owner, labels_for
@@ -138,11 +138,6 @@ class DockerSession:
         self._unreported = []
         return removed
 
-    async def records(self) -> Sequence[SandboxRecord]:
-        """List the containers of all runs."""
-        with translated("use"):
-            return await self._reaper.records()
-
     # Creating
 
     async def create(self, spec: SandboxSpec) -> DockerSandbox:
@@ -180,19 +175,19 @@ class DockerSession:
             image=image,
             runtime=self._runtime,
             options=self._options,
-            labels=self._labels(spec),
+            labels=self._labels(spec, image),
             network=spec.network or self._settings.network or "public",
             cores=self._cores,
             capabilities=self.capabilities,
         )
 
-    def _labels(self, spec: SandboxSpec) -> dict[str, str]:
+    def _labels(self, spec: SandboxSpec, image: Image) -> dict[str, str]:
         return labels_for(
             self._settings.run_id,
             owner=self._owner,
             now_s=time.time(),
             lease_s=spec.lease_s,
-            extra=spec.labels,
+            extra={**spec.labels, IMAGE_LABEL: image.name},
         )
 
     async def _boot(self, plan: ContainerPlan) -> DockerSandbox:

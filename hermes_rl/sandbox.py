@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Protocol, Self, runtime_checkable
 
 from hermes_rl.errors import ConfigError, UnknownName
 
@@ -38,9 +38,11 @@ __all__ = [
     "DirEntry",
     "ExecResult",
     "HealthCheck",
+    "Inventory",
     "Process",
     "ProcessChunk",
     "Sandbox",
+    "SandboxRecord",
     "SandboxSpec",
     "backend_names",
     "open_backend",
@@ -230,6 +232,29 @@ class Check:
     ok: bool
     detail: str = ""
     fix: str = ""
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class SandboxRecord:
+    """One environment of any run, as ``hermes_rl sandboxes list`` shows it.
+
+    Attributes:
+        id: Its id.
+        image: What it was made from.
+        state: In the backend's words (created, running, paused ...).
+        run: Id of the run that made it.
+        owner: The process that owns it.
+        deadline_s: Unix time after which it may go; None if it has none.
+        verdict: What a sweep from here would do with it, and why.
+    """
+
+    id: str
+    image: str
+    state: str
+    run: str
+    owner: str
+    deadline_s: float | None
+    verdict: Literal["keep", "owner dead", "expired"]
 
 
 class Process(Protocol):
@@ -476,6 +501,19 @@ class Backend(Protocol):
 
     async def doctor(self) -> Sequence[Check]:
         """Check the prerequisites without changing anything."""
+        ...
+
+
+@runtime_checkable
+class Inventory(Protocol):
+    """A backend that can name what all runs have on it; needs no entering, changes nothing."""
+
+    async def records(self) -> Sequence[SandboxRecord]:
+        """List the environments of all runs.
+
+        Raises:
+            BackendUnavailable: What is behind the backend cannot be reached.
+        """
         ...
 
 

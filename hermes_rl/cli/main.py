@@ -24,11 +24,13 @@ from hermes_rl.errors import HermesRLError
 __all__ = ["COMMANDS", "Command", "main"]
 
 COMMANDS = {
+    "doctor": "check what the sandbox backends need on this machine",
     "evaluate": "run a task set and score it",
     "export": "write rollouts as fine-tuning data",
     "list": "name task sets, backends, parsers and toolsets",
     "parse": "show what a tool-call parser makes of raw model text",
     "process": "write scored rollouts of an environment to a JSONL file",
+    "sandboxes": "list the sandboxes of all runs, or remove leftovers",
     "serve": "serve rollouts of an environment to a trainer",
     "view": "show a run, or one rollout of it, as plain text",
 }

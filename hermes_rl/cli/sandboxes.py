@@ -1,0 +1,81 @@
+"""List the sandboxes of all runs, or remove those whose run is dead or whose time is over.
+
+``clean`` removes a sandbox only if the process that owns it has ended on this machine, or if it is
+past its deadline; never one of a run that lives.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+import uuid
+from collections.abc import Sequence
+
+import anyio
+
+from hermes_rl.cli.plain import die_with_the_pipe
+from hermes_rl.config_sources import Flag
+from hermes_rl.errors import ConfigError
+from hermes_rl.sandbox import (
+    BackendSettings,
+    Inventory,
+    SandboxRecord,
+    backend_names,
+    open_backend,
+)
+
+COLUMNS = ("ID", "STATE", "RUN", "TIME LEFT", "SWEEP", "IMAGE")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of ``sandboxes``."""
+    parser.add_argument("action", choices=["list", "clean"], help="list, or remove leftovers")
+    parser.add_argument(
+        "--backend", default="docker", choices=backend_names(), help="default: docker"
+    )
+
+
+def run(arguments: argparse.Namespace, flags: Sequence[Flag]) -> int:
+    """List or clean."""
+    if flags:
+        raise ConfigError(f"sandboxes takes no settings, but got {flags[0]}.")
+    die_with_the_pipe()
+    action = {"list": _list, "clean": _clean}[arguments.action]
+    anyio.run(action, arguments.backend)
+    return 0
+
+
+async def _list(name: str) -> None:
+    backend = open_backend(name, _settings())
+    if not isinstance(backend, Inventory):
+        raise ConfigError(f"The backend {name!r} cannot list its sandboxes.")
+    rows = [_row(record) for record in await backend.records()]
+    if not rows:
+        print(f"{name}: no sandboxes")
+        return
+    widths = [max(map(len, column)) for column in zip(COLUMNS, *rows, strict=True)]
+    for row in [COLUMNS, *rows]:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        print("  ".join(cells).rstrip())
+
+
+async def _clean(name: str) -> None:
+    async with open_backend(name, _settings()) as backend:
+        removed = await backend.sweep()
+    print("\n".join([*removed, f"{name}: removed {len(removed)}"]))
+
+
+def _settings() -> BackendSettings:
+    return BackendSettings(run_id=f"cli-{uuid.uuid4().hex[:12]}")
+
+
+def _row(record: SandboxRecord) -> tuple[str, ...]:
+    left = "" if record.deadline_s is None else _duration(record.deadline_s - time.time())
+    return (record.id, record.state, record.run, left, record.verdict, record.image)
+
+
+def _duration(seconds: float) -> str:
+    """A duration as people say it; negative when it is over."""
+    sign, rest = ("-", -seconds) if seconds < 0 else ("", seconds)
+    hours, minutes = divmod(int(rest) // 60, 60)
+    return f"{sign}{hours}h{minutes:02}m" if hours else f"{sign}{minutes}m{int(rest) % 60:02}s"
