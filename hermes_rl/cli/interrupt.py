@@ -76,7 +76,8 @@ class Interruption:
 def _say(text: str) -> None:
     """Write a line to stderr without the locks of buffered files, as a handler must."""
     try:
-        os.write(2, f"\r{text}\n".encode())
+        prefix = "\r" if os.isatty(2) else ""
+        os.write(2, f"{prefix}{text}\n".encode())
     except OSError:
         return  # stderr is closed: nobody is there to be told.
 
