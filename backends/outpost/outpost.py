@@ -1269,9 +1269,8 @@ class Outpost:
         self.user: Optional[User] = None
         if options.get("user"):
             self.user = self.as_user(os.fsencode(options["user"][-1]))
-        for name in (b"HOME", b"USER", b"LOGNAME"):
-            if self.user is None and not self.base_env.get(name):
-                self.base_env.update(identity(self.own_user()))
+        if self.user is None:
+            self.base_env = {**identity(self.own_user()), **self.base_env}
         self.state_dir = self.make_state_dir(options.get("state-dir", []))
         lease_s = float(options.get("lease-s", ["0"])[-1])
         if lease_s > 0:

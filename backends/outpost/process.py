@@ -35,7 +35,7 @@ OUTPUT_WINDOW_BYTES = 256 * 1024
 OUTPUT_SLACK_BYTES = 4 << 20
 """What may arrive beyond the window: pipes are drained without credit when the process ends."""
 RUN_PIECE_BYTES = 512 * 1024
-DEADLINE_SLACK_S = 2.0
+DEADLINE_SLACK_S = 1.0
 """The outpost keeps the deadline; only if it does not, we act, this much later."""
 TERMINAL_SIZE = (120, 40)
 

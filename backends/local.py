@@ -1,0 +1,151 @@
+"""The local backend: sandboxes that are directories and processes on this machine.
+
+It does **not** isolate. A command runs as the user that runs the engine and can read and change
+whatever that user can; there are no limits on memory, processes or network. What each sandbox
+has of its own is a home directory (also the working directory), a TMPDIR and a scrubbed
+environment, and nothing of it outlives the sandbox: processes, however they detach themselves,
+are killed and the directories removed at ``close()``, and also when the engine is killed.
+
+Commands go through a few helper processes that fork one small keeper (an outpost) per sandbox;
+the engine itself never starts a process per command.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+import anyio
+import anyio.to_thread
+
+from hermes_rl.backends.local_directories import list_records, sweep
+from hermes_rl.backends.local_sandbox import LocalSandbox
+from hermes_rl.backends.local_session import LocalSession
+from hermes_rl.errors import ConfigError, Unsupported
+from hermes_rl.sandbox import (
+    BackendLimits,
+    BackendSettings,
+    Capability,
+    Check,
+    SandboxRecord,
+    SandboxSpec,
+)
+
+__all__ = ["LocalBackend", "create_backend"]
+
+logger = logging.getLogger(__name__)
+
+OPERATIONS_PER_CORE = 2
+WARNING = (
+    "The local backend does not isolate: commands of the agent run as you, on this machine, with "
+    "your files and your network. Use the docker backend, or local_isolation: bwrap, for models "
+    "and tasks you do not trust."
+)
+
+
+def create_backend(settings: BackendSettings) -> LocalBackend:
+    """Return an unconnected backend.
+
+    Raises:
+        ConfigError: An option is unknown or wrong.
+    """
+    return LocalBackend(settings)
+
+
+class LocalBackend:
+    """Makes :class:`LocalSandbox` objects; see the module's docstring for what they are not."""
+
+    name = "local"
+
+    def __init__(self, settings: BackendSettings) -> None:
+        if settings.options:
+            raise ConfigError(
+                f"backend_options: the local backend has no {', '.join(sorted(settings.options))}."
+            )
+        operations = OPERATIONS_PER_CORE * (os.cpu_count() or 1)
+        self.limits = BackendLimits(
+            starting=settings.max_starting or operations, removing=operations
+        )
+        self.capabilities = _capabilities()
+        self._settings = settings
+        self._session: LocalSession | None = None
+
+    async def __aenter__(self) -> Self:
+        """Start the helper processes.
+
+        Raises:
+            BackendUnavailable: No process can be started or no directory made.
+        """
+        logger.warning(WARNING)
+        session = LocalSession(self._settings, self.limits, self.capabilities)
+        await session.open()
+        self._session = session
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close every sandbox, end the helpers, remove the directories."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def create(self, spec: SandboxSpec) -> LocalSandbox:
+        """Start a sandbox; see :meth:`hermes_rl.sandbox.Backend.create`."""
+        if self._session is None:
+            raise ConfigError("The local backend is not connected: use it in 'async with'.")
+        wanted = spec.required_capabilities()
+        if self._settings.network == "none" and spec.network is None:
+            wanted |= {Capability.NETWORK_NONE}
+        missing = wanted - self.capabilities
+        if missing:
+            raise Unsupported(
+                f"The local backend lacks {', '.join(sorted(missing))}; the docker backend has it.",
+                capability=min(missing).value,
+                backend=self.name,
+            )
+        return await self._session.create(spec)
+
+    async def sweep(self) -> Sequence[str]:
+        """Remove the directories of engines that live no more; works unconnected too."""
+        return await anyio.to_thread.run_sync(sweep, limiter=anyio.CapacityLimiter(1))
+
+    async def records(self) -> Sequence[SandboxRecord]:
+        """List what all engines on this machine have here; works unconnected too."""
+        return await anyio.to_thread.run_sync(list_records, limiter=anyio.CapacityLimiter(1))
+
+    async def doctor(self) -> Sequence[Check]:
+        """Check the prerequisites; works unconnected too."""
+        bash = shutil.which("bash")
+        place = tempfile.gettempdir()
+        writable = os.access(place, os.W_OK | os.X_OK)
+        return [
+            Check(
+                "bash",
+                ok=bash is not None,
+                detail=bash or "",
+                fix=""
+                if bash
+                else "Install bash; without it functions and aliases do not persist.",
+            ),
+            Check(
+                "temporary directory",
+                ok=writable,
+                detail=place,
+                fix="" if writable else "Set TMPDIR to a directory you can write to.",
+            ),
+        ]
+
+
+def _capabilities() -> frozenset[Capability]:
+    has_bash = shutil.which("bash") is not None
+    basic = frozenset({Capability.NETWORK_PUBLIC, Capability.PTY})
+    return basic | {Capability.BASH} if has_bash else basic

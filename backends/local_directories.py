@@ -1,0 +1,175 @@
+"""Where local sandboxes live on disk, and how those of dead engines are found.
+
+Each backend instance has one directory below ``hermes_rl-<uid>`` in the temporary directory and
+holds a file lock in it. The kernel drops the lock with the process, however it died and in
+whatever pid namespace, so a directory whose lock can be taken belongs to nobody.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import stat
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from hermes_rl.backends.ownership import Owner
+from hermes_rl.errors import BackendUnavailable
+from hermes_rl.sandbox import SandboxRecord
+
+__all__ = ["BackendDirectory", "SandboxDirectory", "list_records", "remove_tree", "sweep"]
+
+LOCK_NAME = "lock"
+
+
+def _base() -> Path:
+    """Return the parent of all instances' directories, private to this user.
+
+    Raises:
+        BackendUnavailable: Someone else owns it.
+    """
+    base = Path(tempfile.gettempdir(), f"hermes_rl-{os.getuid()}")
+    base.mkdir(mode=0o700, exist_ok=True)
+    info = base.lstat()
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid():
+        raise BackendUnavailable(
+            f"{base} is not a directory of yours. Remove it, or set TMPDIR to another place.",
+            backend="local",
+        )
+    return base
+
+
+@dataclass(slots=True, frozen=True)
+class SandboxDirectory:
+    """The directories of one sandbox: its home and working directory, TMPDIR, session state."""
+
+    top: Path
+
+    @property
+    def home(self) -> Path:
+        """HOME and working directory."""
+        return self.top / "home"
+
+    @property
+    def tmp(self) -> Path:
+        """TMPDIR."""
+        return self.top / "tmp"
+
+    @property
+    def state(self) -> Path:
+        """Session state of the outpost."""
+        return self.top / "state"
+
+
+class BackendDirectory:
+    """One backend instance's directory, locked while the process lives."""
+
+    def __init__(self, path: Path, lock: int) -> None:
+        self.path = path
+        self._lock = lock
+
+    @classmethod
+    def make(cls, run_id: str) -> Self:
+        """Make and lock a fresh directory. Blocking.
+
+        Raises:
+            BackendUnavailable: The temporary directory cannot be used.
+        """
+        try:
+            path = Path(tempfile.mkdtemp(dir=_base(), prefix=""))
+            lock = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.write(lock, f"{run_id}\n{Owner.current()}\n".encode())
+        except OSError as error:
+            raise BackendUnavailable(
+                f"The local backend needs a writable temporary directory (TMPDIR): {error}.",
+                backend="local",
+            ) from error
+        return cls(path, lock)
+
+    @property
+    def log(self) -> Path:
+        """Where the helper processes complain."""
+        return self.path / "helper.log"
+
+    def make_sandbox(self, name: str) -> SandboxDirectory:
+        """Make the directories of one sandbox. Blocking."""
+        directory = SandboxDirectory(self.path / name)
+        for path in (directory.home, directory.tmp, directory.state):
+            path.mkdir(parents=True)
+        return directory
+
+    def remove(self) -> None:
+        """Remove everything and let go of the lock. Blocking."""
+        remove_tree(self.path)
+        os.close(self._lock)
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a tree, also one with directories that deny access to their owner. Blocking."""
+    if os.getuid() != 0:
+        for directory, _, _ in os.walk(path):
+            if not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
+                os.chmod(directory, 0o700)
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def sweep() -> list[str]:
+    """Remove the directories of instances that live no more; return their paths. Blocking."""
+    removed = []
+    for path in _base().iterdir():
+        if path.is_dir() and not path.is_symlink() and _is_abandoned(path):
+            remove_tree(path)
+            removed.append(str(path))
+    return removed
+
+
+def _is_abandoned(path: Path) -> bool:
+    try:
+        lock = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return _is_old(path)  # made a moment ago, or cut short while being removed
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(lock)
+    return True
+
+
+def _is_old(path: Path, *, age_s: float = 60.0) -> bool:
+    return time.time() - path.stat().st_mtime > age_s
+
+
+def list_records() -> list[SandboxRecord]:
+    """List the sandboxes of all instances on this machine. Blocking."""
+    records = []
+    for path in _base().iterdir():
+        if not path.is_dir() or path.is_symlink():
+            continue
+        abandoned = _is_abandoned(path)
+        try:
+            run, owner = (path / LOCK_NAME).read_text().splitlines()
+        except (OSError, ValueError):
+            run, owner = "", ""
+        records += [
+            SandboxRecord(
+                id=sandbox.name,
+                image="",
+                state="abandoned" if abandoned else "running",
+                run=run,
+                owner=owner,
+                deadline_s=None,
+                verdict="owner dead" if abandoned else "keep",
+            )
+            for sandbox in path.iterdir()
+            if sandbox.is_dir()
+        ]
+    return records

@@ -1,0 +1,96 @@
+"""One local sandbox: a keeper process and its directories."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import anyio
+import anyio.to_thread
+
+from hermes_rl.backends.admission import Admission
+from hermes_rl.backends.local_directories import SandboxDirectory, remove_tree
+from hermes_rl.backends.local_nursery import NurseryClient
+from hermes_rl.backends.outpost.channel import Loss
+from hermes_rl.backends.outpost.frames import Kind
+from hermes_rl.backends.outpost.sandbox import OutpostSandbox
+from hermes_rl.backends.outpost.transport import SocketTransport
+from hermes_rl.errors import BackendUnavailable, SandboxError, SandboxGone
+from hermes_rl.sandbox import Capability
+
+__all__ = ["LocalSandbox"]
+
+SHUTDOWN_LIMIT_S = 4.0
+"""For a keeper to kill its processes and remove its files; then it is killed itself."""
+BURIAL_LIMIT_S = 3.0
+
+
+class LocalSandbox(OutpostSandbox):
+    """One keeper process and its directories."""
+
+    def __init__(
+        self,
+        *,
+        id: str,
+        nursery: NurseryClient,
+        directory: SandboxDirectory,
+        admission: Admission,
+        transport: SocketTransport,
+        capabilities: frozenset[Capability],
+        transfers: anyio.Semaphore,
+        threads: anyio.CapacityLimiter,
+        forget: Callable[[str], object],
+    ) -> None:
+        super().__init__(
+            id=id,
+            backend="local",
+            transport=transport,
+            capabilities=capabilities,
+            transfers=transfers,
+            threads=threads,
+        )
+        self.directory = directory
+        self._nursery = nursery
+        self._admission = admission
+        self._forget = forget
+
+    async def _remove(self) -> None:
+        async with self._admission.removal():
+            with anyio.move_on_after(SHUTDOWN_LIMIT_S):
+                try:
+                    await self._channel.send(Kind.SHUTDOWN, 0)
+                    await self._channel.ended.wait()
+                except SandboxError:
+                    pass  # it has ended already, which is what we want
+                await self._nursery.wait_ended(self.id)
+            if self.id in self._nursery.keepers:
+                await self._bury()
+            await anyio.to_thread.run_sync(remove_tree, self.directory.top, limiter=self._threads)
+        self._forget(self.id)
+
+    async def _bury(self) -> None:
+        """End a keeper that does not end itself, e.g. because the agent stopped it."""
+        with anyio.move_on_after(BURIAL_LIMIT_S):
+            try:
+                await self._nursery.kill(self.id)
+            except BackendUnavailable:
+                return
+            await self._nursery.wait_ended(self.id)
+
+    async def _explain(self, loss: Loss) -> SandboxError:
+        if self._closing or loss.bye == "expired":
+            return await super()._explain(loss)
+        with anyio.move_on_after(BURIAL_LIMIT_S):
+            await self._nursery.wait_ended(self.id)
+        if self._nursery.lost.is_set():
+            return self._gone(f"its helper process ended ({self._nursery.complaint()})")
+        killed = os.WIFSIGNALED(self._nursery.statuses.get(self.id, 0))
+        if not killed:
+            return self._gone(loss.reason)
+        return SandboxGone(
+            f"Sandbox {self.id} is gone: something in it killed its supervisor.",
+            cause="killed",
+            by_agent=True,
+            backend=self.backend,
+            sandbox_id=self.id,
+        )

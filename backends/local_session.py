@@ -1,0 +1,202 @@
+"""The local backend while it is connected: its helper processes and its sandboxes."""
+
+from __future__ import annotations
+
+import os
+import socket
+import uuid
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TypeVar
+
+import anyio
+import anyio.to_thread
+from anyio.abc import TaskGroup
+
+from hermes_rl.backends.admission import Admission
+from hermes_rl.backends.local_directories import BackendDirectory, SandboxDirectory
+from hermes_rl.backends.local_nursery import NurseryClient
+from hermes_rl.backends.local_sandbox import LocalSandbox
+from hermes_rl.backends.outpost.transport import SocketTransport
+from hermes_rl.errors import CreateError
+from hermes_rl.sandbox import BackendLimits, BackendSettings, Capability, SandboxSpec
+
+__all__ = ["LocalSession"]
+
+MAX_HELPERS = 4
+FILE_THREADS = 8
+KEPT_ENVIRONMENT = ("PATH", "LANG", "LANGUAGE", "TERM", "TZ", "USER", "LOGNAME", "SHELL")
+"""Of the engine's environment, what commands get besides LC_*. Keys and tokens are not in it."""
+
+T = TypeVar("T")
+
+
+class LocalSession:
+    """Opened and closed in one task: it holds the task group of every sandbox's reader."""
+
+    def __init__(
+        self,
+        settings: BackendSettings,
+        limits: BackendLimits,
+        capabilities: frozenset[Capability],
+    ) -> None:
+        self._run_id = settings.run_id
+        self._capabilities = capabilities
+        self._threads = anyio.CapacityLimiter(FILE_THREADS)
+        self._transfers = anyio.Semaphore(limits.transfers or 1)
+        self._admission = Admission(starting=limits.starting or 1, removing=limits.removing or 1)
+        self._mending = anyio.Lock()
+        self._nurseries: list[NurseryClient] = []
+        self._sandboxes: dict[str, LocalSandbox] = {}
+        self._stack = AsyncExitStack()
+
+    async def open(self) -> None:
+        """Make the directory and start the helpers.
+
+        Raises:
+            BackendUnavailable: Either is impossible.
+        """
+        try:
+            self._directory: BackendDirectory = await self._in_thread(
+                lambda: BackendDirectory.make(self._run_id)
+            )
+            self._stack.push_async_callback(self._in_thread, self._directory.remove)
+            self._tasks: TaskGroup = await self._stack.enter_async_context(
+                anyio.create_task_group()
+            )
+            self._stack.push_async_callback(self._close_nurseries)
+            for _ in range(min(MAX_HELPERS, os.cpu_count() or 1)):
+                await self._start_nursery()
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await self._stack.aclose()
+            raise
+
+    async def close(self) -> None:
+        """Close every sandbox, end the helpers, remove the directory."""
+        with anyio.CancelScope(shield=True):
+            async with anyio.create_task_group() as closing:
+                for sandbox in list(self._sandboxes.values()):
+                    closing.start_soon(sandbox.close)
+        await self._stack.aclose()
+
+    async def _in_thread(self, function: Callable[[], T]) -> T:
+        """Run ``function`` to its end, cancelled or not: what it makes must not be lost."""
+        results: list[T] = []
+        with anyio.CancelScope(shield=True):
+            results.append(await anyio.to_thread.run_sync(function, limiter=self._threads))
+        return results[0]
+
+    # Helpers
+
+    async def _start_nursery(self) -> None:
+        nursery = await NurseryClient.start(self._directory.log, threads=self._threads)
+        self._nurseries.append(nursery)
+        self._tasks.start_soon(nursery.run)
+
+    async def _close_nurseries(self) -> None:
+        with anyio.CancelScope(shield=True):
+            async with anyio.create_task_group() as closing:
+                for nursery in self._nurseries:
+                    closing.start_soon(nursery.aclose)
+
+    async def _pick_nursery(self) -> NurseryClient:
+        """Return the helper with the fewest sandboxes; replace those that are gone."""
+        async with self._mending:
+            for nursery in [each for each in self._nurseries if each.lost.is_set()]:
+                self._nurseries.remove(nursery)
+                await nursery.aclose()
+                await self._start_nursery()
+        return min(self._nurseries, key=lambda each: len(each.keepers))
+
+    # Sandboxes
+
+    async def create(self, spec: SandboxSpec) -> LocalSandbox:
+        """Start a sandbox; a cancelled caller leaves nothing.
+
+        Raises:
+            CreateError: It did not come up, or did not become healthy in time.
+        """
+        async with self._admission.start():
+            deadline_s = anyio.current_time() + spec.start_timeout_s
+            sandbox = await self._boot(spec)
+        try:
+            with anyio.fail_after(deadline_s - anyio.current_time()):
+                await sandbox.ready(spec, timeout_s=spec.start_timeout_s)
+        except TimeoutError:
+            await sandbox.close()
+            raise CreateError(
+                f"The sandbox was not up and healthy within {spec.start_timeout_s:g} s.",
+                backend="local",
+            ) from None
+        except BaseException:
+            await sandbox.close()
+            raise
+        return sandbox
+
+    async def _boot(self, spec: SandboxSpec) -> LocalSandbox:
+        id = f"local-{uuid.uuid4().hex[:10]}"
+        nursery = await self._pick_nursery()
+        directory = await self._in_thread(lambda: self._directory.make_sandbox(id))
+        ours, theirs = socket.socketpair()
+        with theirs:
+            transport = await SocketTransport.of(ours)
+            sandbox = LocalSandbox(
+                id=id,
+                nursery=nursery,
+                directory=directory,
+                admission=self._admission,
+                transport=transport,
+                capabilities=self._capabilities - {Capability.BASH},
+                transfers=self._transfers,
+                threads=self._threads,
+                forget=lambda id: self._sandboxes.pop(id, None),
+            )
+            self._sandboxes[id] = sandbox
+            self._tasks.start_soon(sandbox.serve)
+            try:
+                message = keeper_message(spec, directory)
+                await nursery.adopt(id, message, theirs)
+            except BaseException:
+                await sandbox.close()
+                raise
+        return sandbox
+
+
+def keeper_message(spec: SandboxSpec, directory: SandboxDirectory) -> dict[str, object]:
+    """Return what a helper needs to know about a sandbox.
+
+    Raises:
+        CreateError: The working directory does not exist.
+    """
+    home = directory.home
+    cwd = home if spec.workdir is None else Path(home, spec.workdir.replace("~", str(home), 1))
+    if spec.workdir is not None and not Path(spec.workdir).is_absolute():
+        cwd.mkdir(parents=True, exist_ok=True)
+    if not cwd.is_dir():
+        raise CreateError(
+            f"workdir {spec.workdir!r} does not exist on this machine; a relative one is made "
+            "in the sandbox's home.",
+            backend="local",
+        )
+    environment = {**_host_environment(), "HOME": str(home), "TMPDIR": str(directory.tmp)}
+    environment.update(spec.env)
+    return {
+        "cwd": str(cwd),
+        "options": {
+            "env": [f"{name}={value}" for name, value in environment.items()],
+            "state-dir": [str(directory.state)],
+            "remove": [str(directory.top)],
+            "lease-s": [str(spec.lease_s)],
+        },
+    }
+
+
+def _host_environment() -> dict[str, str]:
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name in KEPT_ENVIRONMENT or name.startswith("LC_")
+    }
+    return {"LANG": "C.UTF-8", "TERM": "dumb", **kept}
