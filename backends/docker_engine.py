@@ -349,7 +349,7 @@ class DockerEngine:
         async with self._response(
             f"containers/{container}/archive",
             "PUT",
-            params={"path": path, "noOverwriteDirNonDir": "true"},
+            params={"path": path},
             data=tar,
             headers=_TAR,
         ):

@@ -10,6 +10,7 @@ import posixpath
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from pathlib import Path
 from typing import Literal
 
 import anyio
@@ -19,6 +20,7 @@ from hermes_rl.backends.docker_container import ContainerPlan
 from hermes_rl.backends.docker_engine import AttachTransport, DockerEngine
 from hermes_rl.backends.docker_errors import TIMED_OUT, EngineFailure, sandbox_error, translated
 from hermes_rl.backends.docker_fate import FateWatch, gone
+from hermes_rl.backends.docker_upload import LARGE_BYTES, Place, put, size_of
 from hermes_rl.backends.outpost.channel import Loss
 from hermes_rl.backends.outpost.process import RunRequest
 from hermes_rl.backends.outpost.sandbox import OutpostSandbox
@@ -38,6 +40,7 @@ PAUSE_LIMIT_S = 5.0
 """Longest time a sandbox stays frozen."""
 ENGINE_SLACK_S = 15.0
 """What the engine may need beyond a trusted command's own deadline to start and report it."""
+PLACE_TIMEOUT_S = 30.0
 _NO_DEADLINE_S = 7 * 86400.0
 _KINDS: dict[int, Literal["added", "modified", "deleted"]] = {
     0: "modified",
@@ -187,6 +190,31 @@ class DockerSandbox(OutpostSandbox):
                 except ValueError as error:
                     raise SandboxError(f"Reading {path} from the engine: {error}.") from error
         return data[offset:]
+
+    async def upload(self, local: Path, remote: str) -> None:
+        """Copy a local file or directory; what is large goes through the engine where it can."""
+        self._check()
+        place = await self._place_for(local, remote)
+        if place is None:
+            await super().upload(local, remote)
+            return
+        async with self._transfers:
+            with translated("file", sandbox_id=self.id, path=remote):
+                await put(self._engine, self.container, local, place, threads=self._threads)
+
+    async def _place_for(self, local: Path, remote: str) -> Place | None:
+        """Where the engine may put an upload; None if the outpost must do it."""
+        plan = self._plan
+        path = self._without_tilde(remote)
+        if plan.options.read_only or plan.user not in ("", "0", "root") or path[:1] != "/":
+            return None
+        is_directory = await anyio.Path(local).is_dir()
+        if await size_of(local, threads=self._threads) < LARGE_BYTES:
+            return None
+        kind = "directory" if is_directory else "file"
+        question = plan.runtime.argv("place", path, kind)
+        answer = await self.exec(question, timeout_s=PLACE_TIMEOUT_S, session=None)
+        return Place.parse(answer.stdout, is_directory=is_directory)
 
     def _without_tilde(self, path: str) -> str:
         return self.home + path[1:] if path == "~" or path.startswith("~/") else path

@@ -41,7 +41,7 @@ __all__ = ["MANIFEST", "MOUNT_POINT", "PROGRAMS", "Runtime", "build_runtime", "e
 
 MOUNT_POINT = "/.hermes"
 """Where sandboxes see the directory."""
-PROGRAMS = ("outpost", "deadline")
+PROGRAMS = ("outpost", "deadline", "place")
 """The programs in the directory: modules of :mod:`hermes_rl.backends.outpost`."""
 
 _FORMAT = 1

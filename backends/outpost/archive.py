@@ -31,8 +31,12 @@ MAX_DEPTH = 200
 _NO_FOLLOW_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def pack(local: Path) -> Iterator[bytes]:
+def pack(local: Path, *, name: str | None = None) -> Iterator[bytes]:
     """Yield a tar stream of a file, or of a directory's contents, in pieces of bounded size.
+
+    Args:
+        local: What to pack; a link to a file or directory counts as what it leads to.
+        name: Name of a single file in the archive; None = its own.
 
     Raises:
         FileError: ``local`` does not exist or holds something that is no file, directory or link.
@@ -48,7 +52,7 @@ def pack(local: Path) -> Iterator[bytes]:
                 yield from _pack_one(path, str(path.relative_to(local)))
             names[:] = sorted(set(names) - set(linked))
     else:
-        yield from _pack_one(local.resolve(), local.name)
+        yield from _pack_one(local.resolve(), name or local.name)
     yield bytes(2 * BLOCK)
 
 

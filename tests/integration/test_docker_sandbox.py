@@ -21,6 +21,7 @@ pytest.importorskip("aiodocker", reason="needs hermes_rl[docker]")
 
 from hermes_rl.backends.docker import create_backend
 from hermes_rl.backends.docker_container import ContainerPlan, container_config
+from hermes_rl.backends.docker_engine import DockerEngine
 from hermes_rl.backends.ownership import DEADLINE_LABEL, OWNER_LABEL, RUN_LABEL, Owner
 from hermes_rl.errors import (
     BackendUnavailable,
@@ -676,3 +677,111 @@ async def test_the_limits_are_two_per_core_of_the_daemon(settings: BackendSettin
     async with create_backend(settings) as backend:
         cores = int(docker("info", "--format", "{{.NCPU}}"))
         assert (backend.limits.starting, backend.limits.removing) == (2 * cores, 2 * cores)
+
+
+# Uploads through the engine
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A directory that is large enough for the engine."""
+    root = tmp_path / "tree"
+    (root / "sub").mkdir(parents=True)
+    (root / "sub/blob").write_bytes(os.urandom(3 << 20))
+    (root / "run").write_text("#!/bin/sh\n")
+    (root / "run").chmod(0o750)
+    (root / "link").symlink_to("sub/blob")
+    return root
+
+
+LISTING = "cd {0} && find . -printf '%P %y %m %u %l\\n' | sort && sha256sum sub/blob"
+
+
+@pytest.fixture
+def puts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Directories the engine was told to unpack in; the real call is made."""
+    seen: list[str] = []
+    original = DockerEngine.put_archive
+
+    async def put_archive(self: DockerEngine, container: str, path: str, tar: Any) -> None:
+        seen.append(path)
+        await original(self, container, path, tar)
+
+    monkeypatch.setattr(DockerEngine, "put_archive", put_archive)
+    return seen
+
+
+async def test_a_large_upload_is_the_same_by_the_engine_and_by_the_outpost(
+    settings: BackendSettings, tree: Path, puts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with _sandbox(settings) as sandbox:
+        await sandbox.upload(tree, "/by/engine")
+        await sandbox.upload(tree / "sub/blob", "~/file/name")
+        assert puts == ["/by/engine", "/root/file"]
+        monkeypatch.setattr("hermes_rl.backends.docker_sandbox.LARGE_BYTES", 1 << 40)
+        await sandbox.upload(tree, "/by/outpost")
+        await sandbox.upload(tree / "sub/blob", "/root/file/other")
+        assert len(puts) == 2
+        engine = await sandbox.exec(LISTING.format("/by/engine"), timeout_s=20)
+        outpost = await sandbox.exec(LISTING.format("/by/outpost"), timeout_s=20)
+        assert engine.exit_code == 0
+        assert engine.text == outpost.text
+        same = await sandbox.exec("cd ~/file && cmp name other && stat -c %a *", timeout_s=20)
+        assert same.text.split()[0] == same.text.split()[1]
+
+
+async def test_a_large_upload_below_a_tmpfs_is_seen(
+    settings: BackendSettings, tree: Path, puts: list[str]
+) -> None:
+    async with _sandbox(settings) as sandbox:
+        await sandbox.exec("ln -s /dev/shm /root/shm", timeout_s=10)
+        await sandbox.upload(tree, "/root/shm/tree")
+        await sandbox.upload(tree / "sub/blob", "/dev/shm/blob")
+        listed = await sandbox.exec("cd /dev/shm && cmp blob tree/sub/blob", timeout_s=20)
+    assert (listed.exit_code, puts) == (0, [])
+
+
+async def test_a_large_upload_replaces_what_stands_in_its_way(
+    settings: BackendSettings, tree: Path, puts: list[str]
+) -> None:
+    plant = "mkdir -p /t/run && ln -s /etc /t/sub && echo x > /t/link && echo y > /t/kept"
+    async with _sandbox(settings) as sandbox:
+        await sandbox.exec(plant, timeout_s=10)
+        await sandbox.upload(tree, "/t")
+        result = await sandbox.exec(
+            "test ! -e /etc/blob && cat /t/kept && stat -c %F /t/run /t/sub /t/link", timeout_s=10
+        )
+    assert puts == ["/t"]
+    assert result.text == "y\nregular file\ndirectory\nsymbolic link\n"
+
+
+async def test_a_large_upload_onto_the_wrong_kind_is_the_same_error_as_a_small_one(
+    settings: BackendSettings, tree: Path
+) -> None:
+    async with _sandbox(settings) as sandbox:
+        await sandbox.exec("mkdir d; echo > f", timeout_s=10)
+        with pytest.raises(SandboxIsADirectory):
+            await sandbox.upload(tree / "sub/blob", "/root/d")
+        with pytest.raises(FileError):
+            await sandbox.upload(tree, "/root/f")
+
+
+async def test_a_large_upload_as_another_user_has_that_users_rights(
+    settings: BackendSettings, tree: Path, puts: list[str]
+) -> None:
+    async with _sandbox(settings, user="nobody", workdir="/tmp") as sandbox:
+        await sandbox.upload(tree, "/tmp/mine")
+        owner = await sandbox.exec("stat -c %U mine/sub/blob", timeout_s=10)
+        with pytest.raises(FileError):
+            await sandbox.upload(tree, "/root/theirs")
+    assert (owner.text, puts) == ("nobody\n", [])
+
+
+async def test_what_cannot_be_read_here_is_named(
+    settings: BackendSettings, tree: Path, puts: list[str]
+) -> None:
+    os.mkfifo(tree / "zpipe")
+    async with _sandbox(settings) as sandbox:
+        with pytest.raises(FileError, match="zpipe"):
+            await sandbox.upload(tree, "/root/tree")
+    assert puts == ["/root/tree"]
