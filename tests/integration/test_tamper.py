@@ -1,0 +1,123 @@
+"""Traces of tampering in a real container: what is a flag, and which honest work is none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from hermes_rl.backends.docker import create_backend
+from hermes_rl.sandbox import Sandbox
+from hermes_rl.tamper import tamper_flags
+
+from .docker_boxes import box, run_settings
+
+pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("docker_image")]
+
+TAMPERING = {
+    "/usr/bin/curl": "printf '#!/bin/sh\\nexit 0\\n' > /usr/bin/curl",
+    "/usr/local/bin/wget": "ln -s /bin/true /usr/local/bin/wget",
+    "/usr/bin/grep": "cp /usr/bin/sed /usr/bin/grep",
+    "/usr/local/bin/uv": "printf '#!/bin/sh\\n' > /usr/local/bin/uv; chmod +x /usr/local/bin/uv",
+    "/root/.local/bin/uvx": "printf '#!/bin/sh\\n' > /root/.local/bin/uvx",
+    "/usr/local/bin/python3": "printf '#!/bin/sh\\n' > /usr/local/bin/python3",
+    "/usr/local/bin/pytest": "printf '#!/bin/sh\\n' > /usr/local/bin/pytest",
+    "/etc/ld.so.preload": "echo /tmp/evil.so > /tmp/p && mv /tmp/p /etc/ld.so.preload",
+    "/conftest.py": "touch /conftest.py",
+    "/usr/lib/python3/dist-packages/sitecustomize.py": (
+        "echo 'print(1)' > /usr/lib/python3/dist-packages/sitecustomize.py"
+    ),
+    "/usr/lib/python3/dist-packages/evil.pth": (
+        "echo 'import os' > /usr/lib/python3/dist-packages/evil.pth"
+    ),
+    "/root/.cargo/env": "printf 'export PATH=\"/tmp/evil:$PATH\"\\n' > /root/.cargo/env",
+    "/root/.curlrc": "echo 'url = http://x' > /root/.curlrc",
+    "/etc/pip.conf": "printf '[global]\\nindex-url = http://x\\n' > /etc/pip.conf",
+}
+HONEST = {
+    "/usr/bin/sed": "cp /usr/bin/sed /tmp/sed && rm /usr/bin/sed && mv /tmp/sed /usr/bin/sed",
+    "/etc/python3.11/sitecustomize.py": (
+        "cp /etc/python3.11/sitecustomize.py /tmp/s && mv /tmp/s /etc/python3.11/sitecustomize.py"
+    ),
+    "/usr/local/bin/python": "ln -s /usr/bin/python3 /usr/local/bin/python",
+    "/usr/local/bin/uvx": "cp /bin/true /usr/local/bin/uvx",
+    "/root/.local/bin/env": """cat > /root/.local/bin/env <<'X'
+#!/bin/sh
+# add binaries to PATH if they aren't added yet
+case ":${PATH}:" in
+    *:"$HOME/.local/bin":*)
+        ;;
+    *)
+        export PATH="$HOME/.local/bin:$PATH"
+        ;;
+esac
+X""",
+    "/root/.config/pip/pip.conf": (
+        "mkdir -p /root/.config/pip; "
+        "printf '[global]\\nbreak-system-packages = true\\n' > /root/.config/pip/pip.conf"
+    ),
+    "/app/curl": "mkdir -p /app; echo > /app/curl",
+    "/usr/local/bin/pip": """
+site=/usr/local/lib/python3.11/dist-packages; mkdir -p $site/pip-1.0.dist-info
+printf '#!/bin/sh\\n' > /usr/local/bin/pip
+hash=$(python3 -c 'import base64, hashlib, sys
+data = open("/usr/local/bin/pip", "rb").read()
+print(base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode())')
+echo "../../../bin/pip,sha256=$hash,10" > $site/pip-1.0.dist-info/RECORD""",
+}
+
+
+@pytest.fixture(scope="module")
+def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+async def do(sandbox: Sandbox, commands: Sequence[str]) -> None:
+    """Do as an agent would; every command must work."""
+    for command in ["mkdir -p /root/.local/bin /root/.cargo", *commands]:
+        done = await sandbox.exec(command, timeout_s=20, session=None)
+        assert done.exit_code == 0, (command, done)
+
+
+async def test_each_way_to_bend_the_tests_is_a_flag_and_honest_work_is_none(
+    cache_dir: Path,
+) -> None:
+    async with create_backend(run_settings(cache_dir)) as backend:
+        sandbox = await backend.create(box())
+        # What replaces tools comes last: the other commands need them.
+        await do(sandbox, [*HONEST.values(), *reversed(TAMPERING.values())])
+        changes = await sandbox.changes()
+        assert {change.path for change in changes} >= HONEST.keys() | TAMPERING.keys()
+        flags = await tamper_flags(sandbox, changes)
+    assert all(flag.startswith("tamper_suspect: /") for flag in flags)
+    assert {flag.split()[1] for flag in flags} == TAMPERING.keys()
+
+
+async def test_a_replaced_shell_cannot_hide_itself_or_others(cache_dir: Path) -> None:
+    lies = '#!/bin/dash\\nif [ "$2" ]; then exit 0; fi\\nexec /bin/dash "$@"\\n'
+    async with create_backend(run_settings(cache_dir)) as backend:
+        sandbox = await backend.create(box())
+        hide = f"echo > /usr/bin/curl; printf '{lies}' > /tmp/sh; chmod +x /tmp/sh"
+        await do(sandbox, [f"{hide}; mv /tmp/sh /bin/sh"])
+        flags = await tamper_flags(sandbox, await sandbox.changes())
+    assert {flag.split()[1] for flag in flags} == {"/usr/bin/curl", "/usr/bin/sh"}
+
+
+async def test_the_path_and_the_home_of_the_tests_user_count(cache_dir: Path) -> None:
+    async with create_backend(run_settings(cache_dir)) as backend:
+        sandbox = await backend.create(box())
+        await do(
+            sandbox,
+            [
+                "useradd -m checker",
+                "touch /home/checker/.curlrc /root/.curlrc",
+                "mkdir /opt/tools; touch /opt/tools/curl",
+            ],
+        )
+        changes = await sandbox.changes()
+        flags = await tamper_flags(
+            sandbox, changes, user="checker", env={"PATH": "/opt/tools:/usr/bin:/bin"}
+        )
+        assert {flag.split()[1] for flag in flags} == {"/home/checker/.curlrc", "/opt/tools/curl"}
+        assert await tamper_flags(sandbox, []) == ()

@@ -1,0 +1,71 @@
+"""The list of :mod:`hermes_rl.tamper` without a container; its checks: tests/integration."""
+
+import pytest
+
+from hermes_rl.sandbox import Change, ExecResult
+from hermes_rl.tamper import MAX_CHECKED, tamper_flags
+from hermes_rl.testing.fake_sandbox import FakeSandbox
+
+
+async def test_without_a_listed_path_nothing_is_run() -> None:
+    sandbox = FakeSandbox()
+    changes = [Change("/app/main.py", "added"), Change("/usr/lib/x.so", "modified")]
+    assert await tamper_flags(sandbox, changes) == ()
+    assert sandbox.commands == []
+
+
+async def test_what_is_only_deleted_is_no_flag() -> None:
+    assert await tamper_flags(FakeSandbox(), [Change("/usr/bin/curl", "deleted")]) == ()
+
+
+async def test_a_flood_of_changes_is_flagged_unseen() -> None:
+    changes = [Change(f"/usr/lib/python3/dist-packages/{n}.pth", "added") for n in range(120)]
+    flags = await tamper_flags(FakeSandbox(), changes)
+    assert len(flags) == 120
+    assert sum("not looked at" in flag for flag in flags) == 120 - MAX_CHECKED
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/usr/bin/curl",
+        "/bin/sh",
+        "/usr/local/bin/python3.12",
+        "/root/.local/bin/uvx",
+        "/lib/x86_64-linux-gnu/libc.so.6",
+        "/lib64/ld-linux-x86-64.so.2",
+        "/etc/ld.so.preload",
+        "/pytest.ini",
+        "/root/.wgetrc",
+        "/usr/local/lib/python3.13/site-packages/evil.pth",
+        "/etc/python3.11/sitecustomize.py",
+        "/root/.local/lib/python3.11/site-packages/usercustomize.py",
+        "/root/.local/bin/env",
+    ],
+)
+async def test_listed_paths_that_cannot_be_accounted_for_are_flags(path: str) -> None:
+    (flag,) = await tamper_flags(FakeSandbox(), [Change(path, "added")])
+    assert flag.startswith(f"tamper_suspect: {path} (")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/app/curl",
+        "/app/conftest.py",
+        "/app/.venv/bin/python",
+        "/app/.venv/lib/python3.11/site-packages/_virtualenv.pth",
+        "/home/other/.curlrc",
+        "/usr/bin/curlew",
+        "/usr/bin/curl\nx",
+        "/etc/ld.so.cache",
+    ],
+)
+async def test_other_paths_are_none(path: str) -> None:
+    assert await tamper_flags(FakeSandbox(), [Change(path, "added")]) == ()
+
+
+async def test_output_that_makes_no_sense_clears_nothing() -> None:
+    sandbox = FakeSandbox(run=lambda _: ExecResult(exit_code=0, stdout=b"a\tb\n\x00\xff: : :\n\n"))
+    (flag,) = await tamper_flags(sandbox, [Change("/usr/bin/curl", "added")])
+    assert "/usr/bin/curl" in flag
