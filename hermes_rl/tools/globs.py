@@ -47,4 +47,4 @@ def expand_braces(glob: str) -> list[str]:
             continue
         before, after = text[: match.start()], text[match.end() :]
         pending += [before + choice + after for choice in reversed(match[1].split(","))]
-    return done
+    return list(dict.fromkeys(done))

@@ -12,7 +12,7 @@ Two searches share their strategies; in both the first strategy that finds anyth
 6. ``trimmed_boundary``       blanks around the whole text ignored
 7. ``unicode_normalized``     typographic quotes, dashes, spaces and dots match plain ones
 8. ``block_anchor``           first and last line fit and what is between is alike
-9. ``context_aware``          half of the lines are nearly the same
+9. ``context_aware``          most lines are nearly the same
 
 :func:`find_lines` looks for whole lines with 2, 3, 4, 7, 8 and 9 after an exact comparison.
 
@@ -46,7 +46,7 @@ ANCHOR_SIMILARITY_SEVERAL = 0.70
 LINE_SIMILARITY = 0.80
 """From here on two lines count as nearly the same."""
 WINDOW_SHARE = 0.50
-"""Share of nearly equal lines that makes a window match."""
+"""More nearly equal lines than this share make a window match."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -291,7 +291,7 @@ def _alike(left: Sequence[str], right: Sequence[str]) -> float:
 
 
 def _similar_window(lines: Sequence[str], wanted: Sequence[str]) -> Found | None:
-    """Find the windows with the most nearly equal lines, at least half of them."""
+    """Find the windows with the most nearly equal lines, more than half of them."""
     count = len(wanted)
     if count < 2 or count > len(lines) or len(lines) * count > MAX_COMPARISONS:
         return None
@@ -316,4 +316,4 @@ def _similar_window(lines: Sequence[str], wanted: Sequence[str]) -> Found | None
         elif score == best and score and start >= spans[-1][1]:
             spans.append((start, start + count))
     filled = sum(bool(target) for target in targets)
-    return Found("context_aware", tuple(spans)) if best >= WINDOW_SHARE * filled > 0 else None
+    return Found("context_aware", tuple(spans)) if best > WINDOW_SHARE * filled else None

@@ -12,6 +12,7 @@ import time
 
 import anyio
 
+from hermes_rl.errors import SandboxError
 from hermes_rl.sandbox import ExecResult
 from hermes_rl.tools.output import clean_text, cut_middle
 from hermes_rl.tools.processes import BackgroundProcess
@@ -205,6 +206,7 @@ async def _kill(process: BackgroundProcess) -> JSONObject:
     if not already:
         process.killed = True
         await process.process.kill(grace_s=KILL_GRACE_S)
+        await process.process.kill()  # Children that outlived the command's own end.
     process.mark_told()
     return {
         "status": "already_exited" if already else "killed",
@@ -223,11 +225,16 @@ async def _feed(process: BackgroundProcess, action: str, data: str | None) -> JS
     if data is None:
         return {"error": f"data is required for {action}"}
     payload = (data + "\n" if action == "submit" else data).encode("utf-8", "replace")
-    with anyio.move_on_after(WRITE_TIMEOUT_S) as deadline:
-        await process.process.write(payload)
+    try:
+        with anyio.move_on_after(WRITE_TIMEOUT_S) as deadline:
+            await process.process.write(payload)
+    except SandboxError as error:
+        if type(error) is not SandboxError:
+            raise  # The sandbox is gone or its channel lost: no fault of the process.
+        return {"status": "error", "error": "The process has closed its input."}
     if deadline.cancelled_caught:
-        error = f"The process has read nothing for {WRITE_TIMEOUT_S:g}s; part of it may be sent."
-        return {"status": "error", "error": error}
+        waited = f"The process has read nothing for {WRITE_TIMEOUT_S:g}s; part of it may be sent."
+        return {"status": "error", "error": waited}
     return {"status": "ok", "bytes_written": len(payload)}
 
 

@@ -55,7 +55,7 @@ def content_command(
             f"r={shlex.quote(root)}",
             _PROGRAMS.format("grep xargs cut"),
             f'[ -e "$r" ] || exit {NOT_FOUND}',
-            f"{search} </dev/null; [ $? -le 1 ] || exit {BAD_PATTERN}",
+            f"echo | {search} >/dev/null; [ $? -le 1 ] || exit {BAD_PATTERN}",
             "b= z=; case $(grep --version 2>/dev/null) in *GNU*) b=-I z=-Z;; esac",
             'if [ -d "$r" ]; then',
             f'cd -- "$r" || exit {NOT_FOUND}',

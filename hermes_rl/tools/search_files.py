@@ -146,7 +146,7 @@ def _split_absolute(path: str, glob: str) -> tuple[str, str]:
         return path, glob
     parts = glob.split("/")
     fixed = next((i for i, part in enumerate(parts) if set(part) & set("*?[{")), len(parts) - 1)
-    return "/".join(parts[:fixed]) or "/", "/".join(parts[fixed:]) or "*"
+    return "/".join(parts[:fixed]) or "/", "./" + ("/".join(parts[fixed:]) or "*")
 
 
 async def _search(scope: ToolScope, path: str, root: str, command: str, rows: Rows) -> JSONObject:

@@ -19,6 +19,8 @@ __all__ = ["PatternError", "PosixPattern", "to_posix"]
 MAX_PATTERN_CHARS = 10_000
 _SPECIAL = frozenset(".[]()*+?{}|^$\\")
 _CLASSES = {"d": "0-9", "w": "[:alnum:]_", "s": "[:space:]"}
+_CLASS_NAMES = "alnum alpha blank cntrl digit graph lower print punct space upper word xdigit"
+_NAMED_CLASSES = frozenset(_CLASS_NAMES.split())
 _CONTROLS = {"t": "\t", "f": "\f", "v": "\v", "a": "\a", "e": "\x1b", "0": "\0"}
 _ANCHORS = {"A": "^", "z": "$", "Z": "$", "b": "\\b", "B": "\\B", "<": "\\<", ">": "\\>"}
 _QUANTIFIER = re.compile(r"\*|\+|\?|\{(\d*)(,?)(\d*)\}")
@@ -272,9 +274,11 @@ class _Bracket:
     def _named_class(self) -> None:
         end = self.pattern.find(":]", self.position)
         name = self.pattern[self.position + 2 : end] if end > 0 else ""
-        if not name.isalpha():
-            raise PatternError("bad character class name")
-        self._classes.append(f"[:{name}:]")
+        if name not in _NAMED_CLASSES:
+            raise PatternError(
+                "there is no such character class; there are [:alpha:], [:digit:] ..."
+            )
+        self._classes.append("[:alnum:]_" if name == "word" else f"[:{name}:]")
         self.position = end + 2
 
     def _item(self) -> str | None:

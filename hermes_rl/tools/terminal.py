@@ -8,7 +8,7 @@ plus the signal's number.
 
 ``workdir`` holds for one call. ``background=true`` starts the command from the session's current
 environment, directory and functions; ``notify_on_complete`` and ``watch_patterns`` add a
-``notifications`` list to a later tool result (see :mod:`hermes_rl.tools.dispatcher`).
+``notifications`` list to the next tool result (see :mod:`hermes_rl.tools.dispatcher`).
 """
 
 from __future__ import annotations

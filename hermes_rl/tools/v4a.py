@@ -47,6 +47,14 @@ class Hunk:
     hint: str = ""
     lines: list[tuple[Op, str]] = field(default_factory=list)
     at_end: bool = False
+    blanks: int = 0
+    """Empty lines at the end so far: context if more follows, else the layout of the patch."""
+
+    def add(self, op: Op, text: str) -> None:
+        """Add a line, after the empty ones before it."""
+        self.lines += [(" ", "")] * self.blanks
+        self.blanks = 0
+        self.lines.append((op, text))
 
     @property
     def old(self) -> list[str]:
@@ -154,19 +162,18 @@ def _extend(change: FileChange, line: str) -> None:
     hunk = change.hunks[-1]
     if line.strip() == "*** End of File":
         hunk.at_end = True
-    elif line[:1] in ("+", "-", " "):
-        mark: Op = "+" if line[0] == "+" else "-" if line[0] == "-" else " "
-        hunk.lines.append((mark, line[1:]))
+    elif not line:
+        hunk.blanks += 1
+    elif line[0] in "+- ":
+        hunk.add("+" if line[0] == "+" else "-" if line[0] == "-" else " ", line[1:])
     elif not line.startswith("\\ No newline"):
-        hunk.lines.append((" ", line))
+        hunk.add(" ", line)
 
 
 def _incomplete(changes: Sequence[FileChange]) -> str:
     if not changes:
         return "it names no file; start with '*** Update File: PATH' (or Add, Delete, Move)"
     for change in changes:
-        for hunk in change.hunks:
-            _drop_blank_end(hunk)
         if change.kind != "update":
             continue
         change.hunks = [hunk for hunk in change.hunks if hunk.lines]
@@ -175,12 +182,6 @@ def _incomplete(changes: Sequence[FileChange]) -> str:
         if change.hunks and not any(op != " " for hunk in change.hunks for op, _ in hunk.lines):
             return f"UPDATE {change.path!r}: only context lines; mark changes with '-' and '+'"
     return ""
-
-
-def _drop_blank_end(hunk: Hunk) -> None:
-    """Blank lines between a hunk and the next instruction are layout, not context."""
-    while hunk.lines and hunk.lines[-1] == (" ", ""):
-        hunk.lines.pop()
 
 
 @dataclass(slots=True)
