@@ -179,8 +179,9 @@ class RunLog:
                 f"{self.directory} already holds a run. Continue it with --resume "
                 f"{self.directory}, or choose another run directory."
             )
+        # Whole or not at all: there is never a run without its header.
+        write_whole(results, [encode(self.header.model_dump())])
         self._results = AppendFile(results)
-        self._results.append(encode(self.header.model_dump()))
 
     def _continue(self, run: RecordedRun) -> None:
         if run.header.schema_version != self.header.schema_version:
