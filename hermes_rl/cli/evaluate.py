@@ -19,6 +19,7 @@ from hermes_rl.cli.display import Display, make_display, warnings_on
 from hermes_rl.cli.exit_codes import ExitCode, exit_code_of
 from hermes_rl.cli.field_help import field_help
 from hermes_rl.cli.interrupt import Interruption
+from hermes_rl.cli.plain import printable
 from hermes_rl.cli.report import summary_text
 from hermes_rl.cli.settings import EvaluateSettings, evaluate_settings
 from hermes_rl.config import EnvConfig, ServerConfig
@@ -77,10 +78,10 @@ def run(arguments: argparse.Namespace, flags: Sequence[Flag]) -> int:
             code = anyio.run(session.run)
         finally:
             display.close()
-    if session.report is not None:
-        print(session.report)
+            if session.report is not None:
+                print(printable(session.report), flush=True)
     if session.error is not None:
-        print(f"hermes_rl: {session.error}", file=sys.stderr)
+        print(f"hermes_rl: {printable(str(session.error))}", file=sys.stderr)
     return code
 
 

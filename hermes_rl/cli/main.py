@@ -18,6 +18,7 @@ from typing import Protocol, cast
 
 import hermes_rl
 from hermes_rl.cli.exit_codes import EXIT_CODE_HELP, ExitCode, exit_code_of
+from hermes_rl.cli.plain import printable
 from hermes_rl.config_sources import Flag, split_flags
 from hermes_rl.errors import HermesRLError
 
@@ -66,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _dispatch(words)
     except HermesRLError as error:
-        print(f"hermes_rl: {error}", file=sys.stderr)
+        print(f"hermes_rl: {printable(str(error))}", file=sys.stderr)
         return exit_code_of(error)
     except KeyboardInterrupt:
         return 130
