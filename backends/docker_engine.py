@@ -1,9 +1,8 @@
-"""The one module that speaks to the container engine, through aiodocker.
+"""The calls to the container engine, through aiodocker.
 
-aiodocker has no public way to stream an archive out, to list a container's changes, to close one
-half of a stream or to attach without asking for the container first. What is used of its private
-names is used here only, is pinned by the version range of the extra ``docker``, and has a test
-each: ``Docker._query``, ``Docker._query_json``, ``Stream._resp``, ``Stream._closed``.
+aiodocker has no public way to stream an archive out or to list a container's changes. Its private
+names that are needed for that, ``Docker._query`` and ``Docker._query_json``, are used here only,
+are pinned by the version range of the extra ``docker``, and have a test each.
 
 Every call raises :class:`~hermes_rl.backends.docker_errors.EngineFailure` and, unless it streams,
 has a deadline. The streams are async generators without a cancel scope: leave them through
@@ -21,7 +20,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from types import TracebackType
 from typing import Any, Self
 
@@ -33,17 +32,16 @@ from aiodocker.stream import Stream
 from yarl import URL
 
 from hermes_rl.backends.docker_archive import ArchiveStat
+from hermes_rl.backends.docker_attach import AttachTransport, converse
 from hermes_rl.backends.docker_connection import open_client, registry_auth, registry_config
 from hermes_rl.backends.docker_errors import TIMED_OUT, UNREACHABLE, EngineFailure
 
-__all__ = ["AttachTransport", "DockerEngine"]
+__all__ = ["DockerEngine"]
 
 CALL_TIMEOUT_S = 60.0
 """For calls that should take milliseconds; a daemon starting 2 x cores at once needs seconds."""
 MAX_LINE_BYTES = 4 << 20
 """Largest line of a progress or event stream."""
-STDERR_KEPT_BYTES = 4096
-"""What is kept of an outpost's standard error, for the message if it does not start."""
 
 _TAR = {"Content-Type": "application/x-tar"}
 
@@ -70,82 +68,6 @@ def _call(timeout_s: float) -> Iterator[None]:
                 yield
         except TimeoutError as error:
             raise TimeoutError(f"no answer within {timeout_s:g} s") from error
-
-
-class AttachTransport:
-    """The stream to a container's main process, or to a command started by the engine.
-
-    A :class:`~hermes_rl.backends.outpost.transport.Transport`: receives standard output, keeps the
-    end of standard error in ``stderr``.
-    """
-
-    def __init__(self, stream: Stream) -> None:
-        self._stream = stream
-        self._closed = False
-        self.stderr = b""
-
-    async def open(self) -> None:
-        """Connect: returns when the engine has switched protocols (101).
-
-        A container may be started only after that, or its first output is lost.
-        """
-        try:
-            await self._stream.__aenter__()
-        except BaseException:
-            self._drop()
-            raise
-
-    async def send(self, data: bytes) -> None:
-        """Write all of ``data``; waits while the peer does not read.
-
-        Raises:
-            ConnectionError: The stream is closed.
-        """
-        if not self._is_open():
-            raise ConnectionResetError("the container's stream is closed")
-        try:
-            await self._stream.write_in(data)
-        except (aiohttp.ClientError, RuntimeError, OSError) as error:
-            raise ConnectionResetError(f"the container's stream broke: {error}") from error
-
-    async def receive(self) -> bytes:
-        """Return the next bytes of standard output, b"" at the end."""
-        while True:
-            message = await self.receive_any()
-            if message is None:
-                return b""
-            fd, data = message
-            if fd == 1 and data:
-                return data
-            self.stderr = (self.stderr + data)[-STDERR_KEPT_BYTES:]
-
-    async def receive_any(self) -> tuple[int, bytes] | None:
-        """Return the next piece of output and its file descriptor, None at the end."""
-        if self._closed:
-            return None
-        try:
-            message = await self._stream.read_out()
-        except (aiohttp.ClientError, OSError) as error:
-            raise ConnectionResetError(f"the container's stream broke: {error}") from error
-        return None if message is None else (message.stream, message.data)
-
-    async def aclose(self) -> None:
-        """Close both directions. Idempotent."""
-        self._drop()
-
-    def _is_open(self) -> bool:
-        response = self._stream._resp
-        if self._closed or response is None or response.connection is None:
-            return False
-        return response.connection.transport is not None
-
-    def _drop(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        self._stream._closed = True
-        if self._stream._resp is not None:
-            self._stream._resp.close()
 
 
 class DockerEngine:
@@ -315,7 +237,7 @@ class DockerEngine:
         transport = AttachTransport(Stream(self._docker, setup))
         try:
             await transport.open()
-            await _converse(transport, sink, stdin)
+            await converse(transport, sink, stdin)
         finally:
             await transport.aclose()
 
@@ -406,29 +328,6 @@ class DockerEngine:
         async with self._response("events", params=params) as answer:
             async for message in _json_lines(answer.content):
                 yield message
-
-
-async def _converse(
-    transport: AttachTransport, sink: Callable[[int, bytes], None], stdin: bytes
-) -> None:
-    """Send input and pass on output until the output ends."""
-    broken: ConnectionError | None = None
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_feed, transport, stdin)
-        try:
-            while (message := await transport.receive_any()) is not None:
-                sink(*message)
-        except ConnectionError as error:
-            broken = error
-        tasks.cancel_scope.cancel()
-    if broken is not None:
-        raise broken
-
-
-async def _feed(transport: AttachTransport, data: bytes) -> None:
-    """Write a command's input; one that ends without reading it is no failure."""
-    with suppress(ConnectionError):
-        await transport.send(data)
 
 
 async def _json_lines(stream: aiohttp.StreamReader) -> AsyncIterator[dict[str, Any]]:

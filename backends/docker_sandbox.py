@@ -16,8 +16,9 @@ from typing import Literal
 import anyio
 
 from hermes_rl.backends.docker_archive import first_file
+from hermes_rl.backends.docker_attach import AttachTransport
 from hermes_rl.backends.docker_container import ContainerPlan
-from hermes_rl.backends.docker_engine import AttachTransport, DockerEngine
+from hermes_rl.backends.docker_engine import DockerEngine
 from hermes_rl.backends.docker_errors import TIMED_OUT, EngineFailure, sandbox_error, translated
 from hermes_rl.backends.docker_fate import FateWatch, gone
 from hermes_rl.backends.docker_upload import LARGE_BYTES, Place, put, size_of

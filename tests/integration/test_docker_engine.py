@@ -19,8 +19,9 @@ import pytest_asyncio
 pytest.importorskip("aiodocker", reason="needs hermes_rl[docker]")
 
 from hermes_rl.backends.docker_archive import first_file
+from hermes_rl.backends.docker_attach import AttachTransport
 from hermes_rl.backends.docker_connection import docker_host
-from hermes_rl.backends.docker_engine import AttachTransport, DockerEngine
+from hermes_rl.backends.docker_engine import DockerEngine
 from hermes_rl.backends.docker_errors import UNREACHABLE, EngineFailure
 from hermes_rl.errors import BackendUnavailable, ConfigError
 from hermes_rl.testing.leaks import leak_census

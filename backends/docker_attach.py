@@ -1,0 +1,119 @@
+"""The stream to a container's process, through aiodocker.
+
+aiodocker has no public way to tell whether a stream is still open or to drop it at once. The
+private names that are needed, ``Stream._resp`` and ``Stream._closed``, are used here only, are
+pinned by the version range of the extra ``docker``, and have a test each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+
+import aiohttp
+import anyio
+from aiodocker.stream import Stream
+
+__all__ = ["AttachTransport", "converse"]
+
+STDERR_KEPT_BYTES = 4096
+"""What is kept of an outpost's standard error, for the message if it does not start."""
+
+
+class AttachTransport:
+    """The stream to a container's main process, or to a command started by the engine.
+
+    A :class:`~hermes_rl.backends.outpost.transport.Transport`: receives standard output, keeps the
+    end of standard error in ``stderr``.
+    """
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._closed = False
+        self.stderr = b""
+
+    async def open(self) -> None:
+        """Connect: returns when the engine has switched protocols (101).
+
+        A container may be started only after that, or its first output is lost.
+        """
+        try:
+            await self._stream.__aenter__()
+        except BaseException:
+            self._drop()
+            raise
+
+    async def send(self, data: bytes) -> None:
+        """Write all of ``data``; waits while the peer does not read.
+
+        Raises:
+            ConnectionError: The stream is closed.
+        """
+        if not self._is_open():
+            raise ConnectionResetError("the container's stream is closed")
+        try:
+            await self._stream.write_in(data)
+        except (aiohttp.ClientError, RuntimeError, OSError) as error:
+            raise ConnectionResetError(f"the container's stream broke: {error}") from error
+
+    async def receive(self) -> bytes:
+        """Return the next bytes of standard output, b"" at the end."""
+        while True:
+            message = await self.receive_any()
+            if message is None:
+                return b""
+            fd, data = message
+            if fd == 1 and data:
+                return data
+            self.stderr = (self.stderr + data)[-STDERR_KEPT_BYTES:]
+
+    async def receive_any(self) -> tuple[int, bytes] | None:
+        """Return the next piece of output and its file descriptor, None at the end."""
+        if self._closed:
+            return None
+        try:
+            message = await self._stream.read_out()
+        except (aiohttp.ClientError, OSError) as error:
+            raise ConnectionResetError(f"the container's stream broke: {error}") from error
+        return None if message is None else (message.stream, message.data)
+
+    async def aclose(self) -> None:
+        """Close both directions. Idempotent."""
+        self._drop()
+
+    def _is_open(self) -> bool:
+        response = self._stream._resp
+        if self._closed or response is None or response.connection is None:
+            return False
+        return response.connection.transport is not None
+
+    def _drop(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._stream._closed = True
+        if self._stream._resp is not None:
+            self._stream._resp.close()
+
+
+async def converse(
+    transport: AttachTransport, sink: Callable[[int, bytes], None], stdin: bytes
+) -> None:
+    """Send input and pass on output until the output ends."""
+    broken: ConnectionError | None = None
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_feed, transport, stdin)
+        try:
+            while (message := await transport.receive_any()) is not None:
+                sink(*message)
+        except ConnectionError as error:
+            broken = error
+        tasks.cancel_scope.cancel()
+    if broken is not None:
+        raise broken
+
+
+async def _feed(transport: AttachTransport, data: bytes) -> None:
+    """Write a command's input; one that ends without reading it is no failure."""
+    with suppress(ConnectionError):
+        await transport.send(data)
