@@ -17,20 +17,18 @@ Failures inside the sandbox (a missing file, a refused write) are results with a
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import sys
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, TypeVar
 
-import anyio
-import anyio.from_thread
-import anyio.to_thread
 import orjson
 
-from hermes_rl.context_call import ContextCall
-from hermes_rl.errors import FileError, MissingExtra, RewardError, UnsafeArchive
+from hermes_rl.context_call import DEFAULT_TIMEOUT_S, ContextCall
+from hermes_rl.context_sync import SyncToolContext, run_sync_reward
+from hermes_rl.context_transfers import Transfers
+from hermes_rl.errors import FileError, MissingExtra, RewardError, Unsupported
 from hermes_rl.sandbox import Sandbox
 from hermes_rl.tools.dispatcher import ToolDispatcher
 from hermes_rl.tools.native import NATIVE_TOOLS
@@ -45,8 +43,6 @@ T = TypeVar("T")
 REWARD_SESSION = "reward"
 """Name of the shell session of reward code."""
 AGENT_SESSION = "agent"
-DEFAULT_TIMEOUT_S = 180.0
-"""Of one command of reward code."""
 MAX_READ_BYTES = 8 << 20
 """Of ``read_file``; bigger files are for ``download_file``."""
 
@@ -58,16 +54,35 @@ class ToolContext:
         sandbox: The rollout's sandbox.
         tools: The rollout's dispatcher; reward code reaches every tool it knows, enabled for the
             agent or not. Any other :class:`Dispatcher` serves for the tools that are not native.
+        limit_s: See below.
+        artifacts: See below.
+        open_spare: Opens another sandbox like this one when it was made.
 
     Attributes:
         sandbox: The sandbox itself, for what the methods here do not cover.
         tools: The rollout's dispatcher.
+        limit_s: Seconds that the reward's own work may take, as task and configuration have it;
+            what surrounds it has the task's margin on top. None = not limited.
+        artifacts: Directory on the host for files to keep of this rollout, to be made by whoever
+            writes there; None = nothing is kept.
     """
 
-    def __init__(self, sandbox: Sandbox, tools: Dispatcher) -> None:
+    def __init__(
+        self,
+        sandbox: Sandbox,
+        tools: Dispatcher,
+        *,
+        limit_s: float | None = None,
+        artifacts: Path | None = None,
+        open_spare: Callable[[], AbstractAsyncContextManager[Sandbox]] | None = None,
+    ) -> None:
         self.sandbox = sandbox
         self.tools = tools
+        self.limit_s = limit_s
+        self.artifacts = artifacts
+        self._open_spare = open_spare
         self._dispatchers: dict[str, ToolDispatcher] = {}
+        self._transfers = Transfers(sandbox, lambda path: self._own.resolve(path))
         self._waiting: dict[int, ContextCall[Any]] = {}
         self._calls = 0
 
@@ -106,7 +121,9 @@ class ToolContext:
         Raises:
             RewardError: There is no such host file.
         """
-        return self._call("upload_file", lambda: self._upload_file(Path(local_path), remote_path))
+        return self._call(
+            "upload_file", lambda: self._transfers.upload_file(Path(local_path), remote_path)
+        )
 
     def upload_dir(self, local_dir: str | Path, remote_dir: str) -> ContextCall[list[JSONObject]]:
         """Copy the contents of a host directory: one ``upload_file`` result per file.
@@ -114,7 +131,9 @@ class ToolContext:
         Raises:
             RewardError: There is no such host directory.
         """
-        return self._call("upload_dir", lambda: self._upload_dir(Path(local_dir), remote_dir))
+        return self._call(
+            "upload_dir", lambda: self._transfers.upload_dir(Path(local_dir), remote_dir)
+        )
 
     def download_file(self, remote_path: str, local_path: str | Path) -> ContextCall[JSONObject]:
         """Copy a file to the host: ``{"success": True, "bytes"}``, or False with ``error``.
@@ -122,12 +141,14 @@ class ToolContext:
         The sandbox is hostile: see :meth:`hermes_rl.sandbox.Sandbox.download`.
         """
         return self._call(
-            "download_file", lambda: self._download_file(remote_path, Path(local_path))
+            "download_file", lambda: self._transfers.download_file(remote_path, Path(local_path))
         )
 
     def download_dir(self, remote_dir: str, local_dir: str | Path) -> ContextCall[list[JSONObject]]:
         """Copy a directory's contents to the host: ``{"success", "path", "bytes"}`` per file."""
-        return self._call("download_dir", lambda: self._download_dir(remote_dir, Path(local_dir)))
+        return self._call(
+            "download_dir", lambda: self._transfers.download_dir(remote_dir, Path(local_dir))
+        )
 
     def web_search(self, query: str) -> ContextCall[JSONObject]:
         """Search the web.
@@ -168,6 +189,21 @@ class ToolContext:
     def cleanup(self) -> ContextCall[None]:
         """End what reward code started in the background. The sandbox is the rollout's to close."""
         return self._call("cleanup", lambda: self._own.aclose())
+
+    def spare_sandbox(self) -> AbstractAsyncContextManager[Sandbox]:
+        """Open another sandbox like this one when it was made; leaving removes it.
+
+        ::
+
+            async with ctx.spare_sandbox() as spare:
+                ...
+
+        Raises:
+            Unsupported: This context cannot open one.
+        """
+        if self._open_spare is None:
+            raise Unsupported("This context opens no sandboxes.", capability="spare_sandbox")
+        return self._open_spare()
 
     def pending(self) -> list[str]:
         """Say which calls were made but never awaited, each with its file and line."""
@@ -221,62 +257,6 @@ class ToolContext:
             return {"bytes_written": 0, "error": str(error)}
         return {"bytes_written": len(data)}
 
-    async def _upload_file(self, local: Path, remote: str) -> JSONObject:
-        if not await anyio.Path(local).is_file():
-            raise RewardError(f"ctx.upload_file: there is no file {local} on this machine.")
-        return await self._upload(local, remote)
-
-    async def _upload_dir(self, local: Path, remote: str) -> list[JSONObject]:
-        if not await anyio.Path(local).is_dir():
-            raise RewardError(f"ctx.upload_dir: there is no directory {local} on this machine.")
-        outcome = await self._upload(local, remote)
-        if outcome["exit_code"]:
-            return [outcome]
-        files = [file async for file in anyio.Path(local).rglob("*") if await file.is_file()]
-        return [
-            {**outcome, "path": f"{remote}/{file.relative_to(local)}"} for file in sorted(files)
-        ]
-
-    async def _upload(self, local: Path, remote: str) -> JSONObject:
-        try:
-            await self.sandbox.upload(local, await self._own.resolve(remote))
-        except FileError as error:
-            return {"exit_code": 1, "output": str(error)}
-        return {"exit_code": 0, "output": ""}
-
-    async def _download_file(self, remote: str, local: Path) -> JSONObject:
-        error = await self._download(remote, local)
-        if error:
-            return {"success": False, "error": error}
-        target = anyio.Path(local)
-        if await target.is_dir():
-            error = f"{remote} is a directory; use ctx.download_dir."
-            return {"success": False, "error": error}
-        return {"success": True, "bytes": (await target.stat()).st_size}
-
-    async def _download_dir(self, remote: str, local: Path) -> list[JSONObject]:
-        error = await self._download(remote, local)
-        if error:
-            return [{"success": False, "error": error}]
-        files = [file async for file in anyio.Path(local).rglob("*") if await file.is_file()]
-        return [
-            {
-                "success": True,
-                "path": str(file.relative_to(local)),
-                "bytes": (await file.stat()).st_size,
-            }
-            for file in sorted(files)
-        ]
-
-    async def _download(self, remote: str, local: Path) -> str | None:
-        """Copy out; return what went wrong, None if nothing did."""
-        await anyio.Path(local.parent).mkdir(parents=True, exist_ok=True)
-        try:
-            await self.sandbox.download(await self._own.resolve(remote), local)
-        except (FileError, UnsafeArchive) as error:
-            return str(error)
-        return None
-
     async def _extra(self, name: str, arguments: JSONObject) -> JSONObject:
         if not self._has(name):
             raise MissingExtra.of(f"ctx.{name}", "hermes")
@@ -299,138 +279,3 @@ class ToolContext:
         target: Dispatcher = self._own if name in self._own.names else self.tools
         result = await target.call(name, encode_json(arguments), f"reward-{self._calls}")
         return result.content if isinstance(result.content, str) else encode_json(result.content)
-
-
-class SyncToolContext:
-    """The same methods for reward code that is not async: each blocks and returns its result.
-
-    Usable in the thread that :func:`run_sync_reward` runs the reward in.
-    """
-
-    def __init__(self, context: ToolContext) -> None:
-        self.sandbox = context.sandbox
-        self.tools = context.tools
-        self._context = context
-        self._closed = False
-
-    def terminal(
-        self, command: str, timeout: float = DEFAULT_TIMEOUT_S, *, session: str | None = None
-    ) -> JSONObject:
-        """See :meth:`ToolContext.terminal`."""
-        return self._wait(self._context.terminal(command, timeout, session=session))
-
-    def read_file(self, path: str) -> JSONObject:
-        """See :meth:`ToolContext.read_file`."""
-        return self._wait(self._context.read_file(path))
-
-    def write_file(self, path: str, content: str | bytes) -> JSONObject:
-        """See :meth:`ToolContext.write_file`."""
-        return self._wait(self._context.write_file(path, content))
-
-    def search(self, query: str, path: str = ".") -> JSONObject:
-        """See :meth:`ToolContext.search`."""
-        return self._wait(self._context.search(query, path))
-
-    def upload_file(self, local_path: str | Path, remote_path: str) -> JSONObject:
-        """See :meth:`ToolContext.upload_file`."""
-        return self._wait(self._context.upload_file(local_path, remote_path))
-
-    def upload_dir(self, local_dir: str | Path, remote_dir: str) -> list[JSONObject]:
-        """See :meth:`ToolContext.upload_dir`."""
-        return self._wait(self._context.upload_dir(local_dir, remote_dir))
-
-    def download_file(self, remote_path: str, local_path: str | Path) -> JSONObject:
-        """See :meth:`ToolContext.download_file`."""
-        return self._wait(self._context.download_file(remote_path, local_path))
-
-    def download_dir(self, remote_dir: str, local_dir: str | Path) -> list[JSONObject]:
-        """See :meth:`ToolContext.download_dir`."""
-        return self._wait(self._context.download_dir(remote_dir, local_dir))
-
-    def web_search(self, query: str) -> JSONObject:
-        """See :meth:`ToolContext.web_search`."""
-        return self._wait(self._context.web_search(query))
-
-    def web_extract(self, urls: Sequence[str]) -> JSONObject:
-        """See :meth:`ToolContext.web_extract`."""
-        return self._wait(self._context.web_extract(urls))
-
-    def browser_navigate(self, url: str) -> JSONObject:
-        """See :meth:`ToolContext.browser_navigate`."""
-        return self._wait(self._context.browser_navigate(url))
-
-    def browser_snapshot(self) -> JSONObject:
-        """See :meth:`ToolContext.browser_snapshot`."""
-        return self._wait(self._context.browser_snapshot())
-
-    def call_tool(self, name: str, arguments: JSONObject) -> str:
-        """See :meth:`ToolContext.call_tool`."""
-        return self._wait(self._context.call_tool(name, arguments))
-
-    def cleanup(self) -> None:
-        """See :meth:`ToolContext.cleanup`."""
-        self._wait(self._context.cleanup())
-
-    def close(self) -> None:
-        """Refuse every further call: the rollout has gone on without this reward code."""
-        self._closed = True
-
-    def _wait(self, call: ContextCall[T]) -> T:
-        if self._closed:
-            self._context._forget(call)
-            raise RewardError(f"{call.what} came too late: the deadline of the reward has passed.")
-
-        async def awaited() -> T:
-            return await call
-
-        return anyio.from_thread.run(awaited)
-
-
-async def run_sync_reward(
-    reward: Callable[[SyncToolContext], Any],
-    context: ToolContext,
-    *,
-    limiter: anyio.CapacityLimiter,
-) -> Any:
-    """Run reward code that blocks, in a thread, and return what it returns.
-
-    A coroutine function works too: its coroutine runs to the end in a loop of its own in that
-    thread, while the calls of its context block.
-
-    Cancelling returns at once. The thread cannot be stopped: its next call of the context raises,
-    and its place in ``limiter`` stays taken until it has really ended.
-
-    Args:
-        reward: Called with the blocking context.
-        context: The rollout's context.
-        limiter: Bounds how many threads run reward code.
-    """
-    blocking = SyncToolContext(context)
-    borrower = object()
-    started = False
-    released = False
-
-    def release() -> None:
-        nonlocal released
-        if not released:
-            released = True
-            limiter.release_on_behalf_of(borrower)
-
-    def work() -> Any:
-        nonlocal started
-        started = True
-        try:
-            value = reward(blocking)
-            return asyncio.run(value) if inspect.iscoroutine(value) else value
-        finally:
-            anyio.from_thread.run_sync(release)
-
-    await limiter.acquire_on_behalf_of(borrower)
-    try:
-        return await anyio.to_thread.run_sync(
-            work, abandon_on_cancel=True, limiter=anyio.CapacityLimiter(1)
-        )
-    finally:
-        blocking.close()
-        if not started:
-            release()

@@ -25,9 +25,10 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -72,6 +73,8 @@ class RolloutEngine:
             engine enters and leaves it.
         clock: Seconds, monotonic.
         retry_delay_s: Wait before the first retry of a rollout; doubles with each further one.
+        artifacts: Says in which directory a rollout (task id, attempt) may leave files; None =
+            rollouts keep none.
 
     Attributes:
         run_id: Labels every sandbox of this engine.
@@ -86,6 +89,7 @@ class RolloutEngine:
         backend: Backend | None = None,
         clock: Clock = time.monotonic,
         retry_delay_s: float = 1.0,
+        artifacts: Callable[[str, int], Path] | None = None,
     ) -> None:
         if (model is None) == (not servers):
             raise ConfigError("Give the engine either servers or a model.")
@@ -96,6 +100,7 @@ class RolloutEngine:
         self._backend = backend
         self._clock = clock
         self._retry_delay_s = retry_delay_s
+        self._artifacts = artifacts
         self._site: RolloutSite | None = None
         self._group: TaskGroup | None = None
         self._activities: set[Activity] = set()
@@ -308,6 +313,7 @@ class RolloutEngine:
             reward_threads=anyio.CapacityLimiter(config.max_running_sandboxes),
             clock=self._clock,
             retry_delay_s=self._retry_delay_s,
+            artifacts=self._artifacts,
         )
 
     def _open_model(self) -> AbstractAsyncContextManager[ChatModel]:

@@ -32,6 +32,9 @@
     │   └── BackendUnavailable    daemon, service or binary not reachable        retryable
     ├── ToolFault                 a tool broke by our fault, not by the model's
     ├── RewardError               scoring failed; the rollout is errored, never a silent zero
+    │   ├── RewardUnreadable      the verifier left no reward, or nothing that is one
+    │   ├── VerifierBootstrapFailed  the verifier could not set itself up, in a fresh sandbox either
+    │   └── VerifierTimeout       the verifier did not end in its time
     ├── EngineClosed              the engine was closed while the work was wanted
     └── RunLogError               the run directory cannot be read or written
         └── ResumeMismatch        a field that affects scores differs from the recorded run
@@ -73,6 +76,7 @@ __all__ = [
     "RateLimited",
     "ResumeMismatch",
     "RewardError",
+    "RewardUnreadable",
     "RunLogError",
     "SandboxError",
     "SandboxFileNotFound",
@@ -85,6 +89,8 @@ __all__ = [
     "UnknownName",
     "UnsafeArchive",
     "Unsupported",
+    "VerifierBootstrapFailed",
+    "VerifierTimeout",
 ]
 
 GoneCause = Literal["oom", "disk", "expired", "removed", "killed", "unknown"]
@@ -349,6 +355,18 @@ class ToolFault(HermesRLError):
 
 class RewardError(HermesRLError):
     """Scoring failed; the rollout is errored."""
+
+
+class RewardUnreadable(RewardError):
+    """The verifier left no reward file, or one that holds no reward."""
+
+
+class VerifierBootstrapFailed(RewardError):
+    """The verifier could not set itself up (a package source was down, say): no score at all."""
+
+
+class VerifierTimeout(RewardError):
+    """The verifier did not end within its own time limit."""
 
 
 class EngineClosed(HermesRLError):

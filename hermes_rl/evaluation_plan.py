@@ -16,7 +16,7 @@ from hermes_rl.config import EnvConfig, ServerConfig
 from hermes_rl.config_layers import public_config, score_config
 from hermes_rl.errors import RunLogError
 from hermes_rl.plan import plan_run
-from hermes_rl.runlog.files import RESULTS
+from hermes_rl.runlog.files import RESULTS, artifacts_name
 from hermes_rl.runlog.reader import read_run
 from hermes_rl.runlog.resume import check_same_run
 from hermes_rl.runlog.schema import RunHeader
@@ -51,6 +51,10 @@ class EvaluationPlan:
     directory: Path
     is_resumed: bool
     workers: int
+
+    def artifacts(self, task_id: str, attempt: int) -> Path:
+        """Return where a rollout may leave files of its own; for the engine."""
+        return self.directory / artifacts_name(task_id, attempt)
 
     def open_log(self) -> RunLog:
         """Return the run log; enter it with ``async with``."""

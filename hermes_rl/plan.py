@@ -21,7 +21,7 @@ import anyio.lowlevel
 
 from hermes_rl.config import AgentFields
 from hermes_rl.errors import ConfigError, TaskError
-from hermes_rl.sandbox import Capability, SandboxSpec
+from hermes_rl.sandbox import Backend, Capability, SandboxSpec
 from hermes_rl.tasks import Deadlines, Task, TaskDescription, describe
 from hermes_rl.tools import DISTRIBUTIONS, resolve_toolsets, sample_distribution
 from hermes_rl.types import Message
@@ -34,6 +34,7 @@ __all__ = [
     "plan_all",
     "plan_rollout",
     "rollout_seed",
+    "skip_reason",
 ]
 
 DEFAULT_AGENT_S = 1800.0
@@ -62,7 +63,8 @@ class RolloutPlan:
         tool_names: The agent's tools; all attempts of the task have the same.
         setup_s: Deadline of image, start, health check and uploads.
         agent_s: Deadline of the agent.
-        reward_s: Deadline of the reward.
+        reward_s: Deadline of the reward, its margin included.
+        reward_limit_s: The same without the margin.
         waiting_s: Waiting that the agent's deadline does not count.
     """
 
@@ -74,6 +76,7 @@ class RolloutPlan:
     setup_s: float
     agent_s: float
     reward_s: float
+    reward_limit_s: float
     waiting_s: float = 0.0
 
     @property
@@ -152,6 +155,7 @@ def _plan(
     system = config.system_prompt
     opening: tuple[Message, ...] = ({"role": "system", "content": system},) if system else ()
     setup_s = config.setup_timeout if wanted.setup_s is None else wanted.setup_s
+    reward_limit_s = _capped(wanted.reward_s, config.test_timeout, DEFAULT_REWARD_S)
     plan = RolloutPlan(
         task=task,
         description=description,
@@ -160,7 +164,8 @@ def _plan(
         tool_names=tool_names,
         setup_s=setup_s,
         agent_s=_capped(wanted.agent_s, config.task_timeout, DEFAULT_AGENT_S),
-        reward_s=_capped(wanted.reward_s, config.test_timeout, DEFAULT_REWARD_S),
+        reward_s=reward_limit_s + wanted.reward_margin_s,
+        reward_limit_s=reward_limit_s,
     )
     return _with_lease(config, plan)
 
@@ -241,6 +246,17 @@ def _named(ids: Sequence[str]) -> str:
     listed = ", ".join(ids[:_TASKS_NAMED])
     more = len(ids) - _TASKS_NAMED
     return f"{listed} and {more} more" if more > 0 else listed
+
+
+def skip_reason(plan: RolloutPlan, backend: Backend) -> str | None:
+    """Return why the task cannot run on this backend, None if it can."""
+    known = plan.spec.not_on.get(backend.name)
+    if known is not None:
+        return f"It cannot run on the backend {backend.name!r}: {known}"
+    missing = missing_capabilities(plan, backend.capabilities)
+    if missing:
+        return f"The backend {backend.name!r} lacks what this task needs: {', '.join(missing)}."
+    return None
 
 
 def missing_capabilities(plan: RolloutPlan, available: Collection[Capability]) -> list[str]:

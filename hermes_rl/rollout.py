@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import random
 import traceback
-from collections.abc import Sequence
 
 import anyio
 
 from hermes_rl.errors import HermesRLError, Unsupported
-from hermes_rl.plan import RolloutPlan, missing_capabilities
+from hermes_rl.plan import RolloutPlan, skip_reason
 from hermes_rl.results import (
     Phase,
     RolloutFailure,
@@ -70,9 +69,9 @@ class Rollout:
             ConfigError: The configuration cannot work.
             ModelUnauthorized, ModelNotFound: No other rollout can succeed either.
         """
-        missing = missing_capabilities(self._plan, self._site.backend.capabilities)
-        if missing:
-            return self._skip(missing)
+        reason = skip_reason(self._plan, self._site.backend)
+        if reason is not None:
+            return self._skip(reason)
         with self._scope:
             return await self._try_until_done()
         return self._report("cancelled")
@@ -82,7 +81,9 @@ class Rollout:
         while True:
             number += 1
             is_last = number > self._site.config.rollout_retries
-            self._trial = trial = Trial(self._site, self._plan, seed=self._seed, is_last=is_last)
+            self._trial = trial = Trial(
+                self._site, self._plan, attempt=self._attempt, seed=self._seed, is_last=is_last
+            )
             await trial.run()
             if trial.error is None:
                 return self._report("finished", _teardown_failure(trial))
@@ -100,11 +101,9 @@ class Rollout:
         backoff_s = self._site.retry_delay_s * 2.0 ** (number - 1) * random.uniform(0.5, 1.5)
         return min(MAX_RETRY_DELAY_S, max(asked_s, backoff_s))
 
-    def _skip(self, missing: Sequence[str]) -> RolloutResult:
-        backend = self._site.backend.name
-        message = f"The backend {backend!r} lacks what this task needs: {', '.join(missing)}."
+    def _skip(self, reason: str) -> RolloutResult:
         return self._report(
-            "skipped", RolloutFailure(kind="Unsupported", message=message, phase="setup")
+            "skipped", RolloutFailure(kind="Unsupported", message=reason, phase="setup")
         )
 
     def _report(

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import anyio
 
 from hermes_rl.config import AgentFields
+from hermes_rl.errors import SandboxGone
 from hermes_rl.model.protocol import ChatModel
-from hermes_rl.sandbox import Backend
+from hermes_rl.sandbox import Backend, Sandbox, SandboxSpec
 from hermes_rl.tasks import TaskDescription
 
-__all__ = ["PerTaskModel", "RolloutSite"]
+__all__ = ["CLOSE_SANDBOX_S", "PerTaskModel", "RolloutSite"]
+
+CLOSE_SANDBOX_S = 15.0
+"""``Sandbox.close`` promises 10 s."""
+SPARES = 4
+"""Sandboxes that reward code has beside its rollout's; they come on top of the running limit,
+which their rollouts hold already, and are rare and short."""
 
 
 @runtime_checkable
@@ -41,6 +50,8 @@ class RolloutSite:
         reward_threads: One token per thread that runs blocking reward code.
         clock: Seconds, monotonic.
         retry_delay_s: Wait before the first retry; doubles with each further one.
+        artifacts: Where a rollout (task id, attempt) may leave files; None = nowhere.
+        spares: One token per further sandbox of a reward.
     """
 
     config: AgentFields
@@ -50,6 +61,8 @@ class RolloutSite:
     reward_threads: anyio.CapacityLimiter
     clock: Callable[[], float]
     retry_delay_s: float = 1.0
+    artifacts: Callable[[str, int], Path] | None = None
+    spares: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(SPARES))
 
     @property
     def plays_solutions(self) -> bool:
@@ -64,6 +77,25 @@ class RolloutSite:
         """
         model = self.model
         return model.for_task(description) if isinstance(model, PerTaskModel) else model
+
+    @asynccontextmanager
+    async def spare_sandbox(self, spec: SandboxSpec) -> AsyncIterator[Sandbox]:
+        """Open a sandbox beside a rollout's own.
+
+        Raises:
+            CreateError: See :meth:`hermes_rl.sandbox.Backend.create`.
+        """
+        holder = object()
+        await self.spares.acquire_on_behalf_of(holder)
+        try:
+            sandbox = await self.backend.create(spec)
+            try:
+                yield sandbox
+            finally:
+                with anyio.move_on_after(CLOSE_SANDBOX_S, shield=True), suppress(SandboxGone):
+                    await sandbox.close()
+        finally:
+            self.spares.release_on_behalf_of(holder)
 
     def token_budget(self, model: ChatModel) -> int | None:
         """Return the tokens of one sequence: as configured, else the model's context."""

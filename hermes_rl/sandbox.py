@@ -116,6 +116,7 @@ class SandboxSpec:
         image_command: Start the image's own ENTRYPOINT and CMD in the background first.
         healthcheck: Polled before the sandbox is handed out.
         needs: Capabilities without which the task must be skipped.
+        not_on: Backends by name on which the task is skipped, and why: what no capability says.
     """
 
     image: str | None = None
@@ -136,6 +137,7 @@ class SandboxSpec:
     image_command: bool = False
     healthcheck: HealthCheck | None = None
     needs: frozenset[Capability] = frozenset()
+    not_on: Mapping[str, str] = field(default_factory=dict)
 
     def required_capabilities(self) -> frozenset[Capability]:
         """Return ``needs`` plus what the other fields imply (a limit, a network, a user ...)."""

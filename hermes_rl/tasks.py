@@ -52,11 +52,21 @@ __all__ = [
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class Deadlines:
-    """Wall-clock limits of one rollout in seconds; None = the configuration's."""
+    """Wall-clock limits of one rollout in seconds; None = the configuration's.
+
+    Attributes:
+        setup_s: Image, start, health check, uploads.
+        agent_s: The agent; ``task_timeout`` caps it.
+        reward_s: The reward's own work; ``test_timeout`` caps it. Reward code finds the result
+            as ``ctx.limit_s``.
+        reward_margin_s: Added to that for what surrounds the work (uploads, reading results), so
+            that reward code which keeps its limit can say so itself.
+    """
 
     setup_s: float | None = None
     agent_s: float | None = None
     reward_s: float | None = None
+    reward_margin_s: float = 0.0
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)

@@ -17,6 +17,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
+from functools import partial
 
 import anyio
 
@@ -34,10 +36,10 @@ from hermes_rl.errors import (
     TaskError,
 )
 from hermes_rl.model.protocol import ChatModel
-from hermes_rl.plan import RolloutPlan
+from hermes_rl.plan import LEASE_MARGIN_S, RolloutPlan
 from hermes_rl.results import Phase, RolloutTimings
 from hermes_rl.reward import score
-from hermes_rl.rollout_site import RolloutSite
+from hermes_rl.rollout_site import CLOSE_SANDBOX_S, RolloutSite
 from hermes_rl.sandbox import Capability, Sandbox
 from hermes_rl.tools import ToolDispatcher, ToolSettings
 from hermes_rl.types import AgentResult, JSONObject, Reward, StopReason
@@ -48,8 +50,6 @@ START_QUEUE_S = 1800.0
 """A backend starts a few sandboxes at a time; so long may one wait for its turn, beyond its own
 deadline, before we take the backend to hang."""
 CLOSE_TOOLS_S = 5.0
-CLOSE_SANDBOX_S = 15.0
-"""``Sandbox.close`` promises 10 s."""
 SOLUTION_DIR = "/solution"
 """Where a task's solution is uploaded for the oracle, as Terminal-Bench has it."""
 SOLUTION_TOOL = "terminal"
@@ -115,6 +115,7 @@ class Trial:
         *,
         seed: int | None,
         is_last: bool,
+        attempt: int = 0,
     ) -> None:
         self.phase: Phase = "setup"
         self.error: Exception | None = None
@@ -125,6 +126,7 @@ class Trial:
         self._site = site
         self._plan = plan
         self._seed = seed
+        self._attempt = attempt
         self._is_last = is_last
         self._seconds: dict[str, float] = {}
         self._sandbox: Sandbox | None = None
@@ -302,7 +304,7 @@ class Trial:
                 self.reward = await score(
                     plan.task.reward,
                     agent,
-                    ToolContext(sandbox, tools),
+                    self._reward_context(sandbox, tools),
                     task=plan.description,
                     sync_reward=config.sync_reward,
                     threads=self._site.reward_threads,
@@ -311,6 +313,18 @@ class Trial:
                 if not _is_agents_doing(error, agent):
                     raise
                 self.reward = Reward(0.0, evidence={"sandbox_broken": str(error)})
+
+    def _reward_context(self, sandbox: Sandbox, tools: ToolDispatcher) -> ToolContext:
+        plan, site = self._plan, self._site
+        where = site.artifacts
+        spec = replace(plan.spec, lease_s=plan.reward_s + LEASE_MARGIN_S)
+        return ToolContext(
+            sandbox,
+            tools,
+            limit_s=plan.reward_limit_s,
+            artifacts=where(plan.description.id, self._attempt) if where else None,
+            open_spare=partial(site.spare_sandbox, spec),
+        )
 
     async def _tear_down(self) -> None:
         with self._timed("teardown"):

@@ -136,7 +136,8 @@ class _Session:
         env, servers = self._settings.env, self._settings.servers
         evaluation: Evaluation | None = None
         try:
-            async with RolloutEngine(env, servers) as engine, plan.open_log() as log:
+            engine = RolloutEngine(env, servers, artifacts=plan.artifacts)
+            async with engine, plan.open_log() as log:
                 self._announce(log, plan)
                 evaluation = Evaluation(
                     plan.selection,

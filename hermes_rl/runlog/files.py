@@ -24,6 +24,7 @@ __all__ = [
     "SAMPLES",
     "AppendFile",
     "RunLock",
+    "artifacts_name",
     "transcript_name",
     "write_whole",
 ]
@@ -39,12 +40,21 @@ MAX_NAME_CHARS = 120
 
 def transcript_name(task_id: str, attempt: int) -> str:
     """Return a transcript's path relative to the run directory; safe for any task id."""
+    return f"transcripts/{_safe(task_id)}/{attempt}.jsonl"
+
+
+def artifacts_name(task_id: str, attempt: int) -> str:
+    """Return the path of a rollout's own files relative to the run directory."""
+    return f"artifacts/{_safe(task_id)}/{attempt}"
+
+
+def _safe(task_id: str) -> str:
     name = quote(task_id, safe=" +=@,")
     if name.startswith("."):
         name = "%2E" + name[1:]
     if len(name) > MAX_NAME_CHARS:
         name = f"{name[:MAX_NAME_CHARS]}-{hashlib.sha256(task_id.encode()).hexdigest()[:12]}"
-    return f"transcripts/{name}/{attempt}.jsonl"
+    return name
 
 
 def fault(path: Path, error: OSError, doing: str = "written") -> RunLogError:
