@@ -7,10 +7,12 @@ from typing import Any, Generic, NoReturn, TypeVar
 
 from hermes_rl.errors import RewardError
 
-__all__ = ["ContextCall"]
+__all__ = ["DEFAULT_TIMEOUT_S", "ContextCall"]
 
 T = TypeVar("T")
 
+DEFAULT_TIMEOUT_S = 180.0
+"""Of one command of reward code."""
 _RESULT_METHODS = frozenset({"get", "keys", "items", "values", "copy", "pop", "append", "strip"})
 """Methods of dictionaries, lists and text: whoever asks for one wants the result."""
 
