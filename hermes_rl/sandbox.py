@@ -371,25 +371,35 @@ class Sandbox(Protocol):
         ...
 
     async def read(
-        self, path: str, *, max_bytes: int, offset: int = 0, trusted: bool = False
+        self,
+        path: str,
+        *,
+        max_bytes: int,
+        offset: int = 0,
+        trusted: bool = False,
+        user: str | None = None,
     ) -> bytes:
-        """Read a file. Relative paths start at the agent session's working directory.
+        """Read a file with the rights of ``user`` (needs USERS; None = the sandbox's).
+
+        Relative paths start at the agent session's working directory.
 
         Raises:
             FileError: Not found, a directory, not permitted, or more than ``max_bytes``.
         """
         ...
 
-    async def write(self, path: str, data: bytes, *, mode: int | None = None) -> None:
-        """Write a file atomically, creating parent directories.
+    async def write(
+        self, path: str, data: bytes, *, mode: int | None = None, user: str | None = None
+    ) -> None:
+        """Write a file atomically as ``user``, creating parent directories.
 
         An existing file keeps its mode and owner, a link is followed; a new one gets ``mode`` or
         0666 less the umask.
         """
         ...
 
-    async def list(self, path: str) -> list[DirEntry]:
-        """List a directory, sorted by name, at most 10,000 entries."""
+    async def list(self, path: str, *, user: str | None = None) -> list[DirEntry]:
+        """List a directory as ``user``, sorted by name, at most 10,000 entries."""
         ...
 
     async def upload(self, local: Path, remote: str) -> None:

@@ -342,28 +342,44 @@ class OutpostSandbox:
         return reply.chunks
 
     async def read(
-        self, path: str, *, max_bytes: int, offset: int = 0, trusted: bool = False
+        self,
+        path: str,
+        *,
+        max_bytes: int,
+        offset: int = 0,
+        trusted: bool = False,
+        user: str | None = None,
     ) -> bytes:
         """Read a file; see :meth:`hermes_rl.sandbox.Sandbox.read`."""
         if trusted:
             return await self._read_trusted(path, max_bytes=max_bytes, offset=offset)
-        fields = {"offset": offset, "limit": max_bytes}
+        fields = {"offset": offset, "limit": max_bytes, **self._as_user(user)}
         return b"".join(await self._ask_about(Kind.READ, path, fields, limit_bytes=max_bytes))
+
+    def _as_user(self, user: str | None) -> dict[str, bytes | str | int]:
+        """Return the field that makes a file operation happen as ``user``."""
+        self._check(user=user)
+        return {} if user is None else {"user": user}
 
     async def _read_trusted(self, path: str, *, max_bytes: int, offset: int) -> bytes:
         raise self._unsupported(Capability.ENGINE_ACCESS)
 
-    async def write(self, path: str, data: bytes, *, mode: int | None = None) -> None:
+    async def write(
+        self, path: str, data: bytes, *, mode: int | None = None, user: str | None = None
+    ) -> None:
         """Write a file atomically; see :meth:`hermes_rl.sandbox.Sandbox.write`."""
-        fields: dict[str, bytes | str | int] = {} if mode is None else {"mode": mode}
+        fields = self._as_user(user)
+        if mode is not None:
+            fields["mode"] = mode
         if len(data) <= WRITE_INLINE_BYTES:
             await self._ask_about(Kind.WRITE, path, {**fields, "data": data})
         else:
             await self._ask_about(Kind.WRITE, path, {**fields, "more": 1}, data=data)
 
-    async def list(self, path: str) -> list[DirEntry]:
+    async def list(self, path: str, *, user: str | None = None) -> list[DirEntry]:
         """List a directory; see :meth:`hermes_rl.sandbox.Sandbox.list`."""
-        chunks = await self._ask_about(Kind.LIST, path, {}, limit_bytes=LIST_LIMIT_BYTES)
+        fields = self._as_user(user)
+        chunks = await self._ask_about(Kind.LIST, path, fields, limit_bytes=LIST_LIMIT_BYTES)
         entries: list[DirEntry] = []
         for chunk in chunks:
             items = unpack_list(chunk)

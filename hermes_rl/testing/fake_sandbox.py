@@ -91,7 +91,13 @@ class FakeSandbox:
         raise Unsupported("The fake sandbox runs no processes.", capability="stream")
 
     async def read(
-        self, path: str, *, max_bytes: int, offset: int = 0, trusted: bool = False
+        self,
+        path: str,
+        *,
+        max_bytes: int,
+        offset: int = 0,
+        trusted: bool = False,
+        user: str | None = None,
     ) -> bytes:
         """Return a file's bytes."""
         self._alive()
@@ -106,7 +112,9 @@ class FakeSandbox:
             raise SandboxFileTooLarge(f"{path} exceeds {max_bytes} bytes.", path=path)
         return data
 
-    async def write(self, path: str, data: bytes, *, mode: int | None = None) -> None:
+    async def write(
+        self, path: str, data: bytes, *, mode: int | None = None, user: str | None = None
+    ) -> None:
         """Store a file."""
         self._alive()
         await anyio.lowlevel.checkpoint()
@@ -115,7 +123,7 @@ class FakeSandbox:
             raise SandboxIsADirectory(f"{path} is a directory.", path=path)
         self.files[full] = data
 
-    async def list(self, path: str) -> list[DirEntry]:
+    async def list(self, path: str, *, user: str | None = None) -> list[DirEntry]:
         """List the files directly below ``path``."""
         self._alive()
         await anyio.lowlevel.checkpoint()

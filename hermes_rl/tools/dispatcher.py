@@ -140,13 +140,13 @@ class ToolDispatcher:
     def fork(self, *, session: str) -> Self:
         """Return a dispatcher for reward code: all tools, the same processes, its own session.
 
-        The session starts with the sandbox's original environment, in this one's directory.
-        ``session`` equal to this one's shares its state. The fork's ``aclose`` ends only what the
-        fork started.
+        The session starts with the sandbox's original environment and user, in this one's
+        directory. ``session`` equal to this one's shares its state. The fork's ``aclose`` ends
+        only what the fork started.
         """
         scope = self._scope
         other = type(self)(
-            scope.sandbox, list(self._known), settings=scope.settings,
+            scope.sandbox, list(self._known), settings=replace(scope.settings, user=None),
             extra_tools=self._known.values(), session=session, start_cwd=self.cwd,
         )  # fmt: skip
         shell = scope.shell if session == scope.shell.session else other._scope.shell
@@ -224,7 +224,7 @@ class ToolDispatcher:
     async def _saved_elsewhere(self, text: str) -> str:
         path = f"{RESULT_DIRECTORY}/{next(self._saved)}.txt"
         try:
-            await self._scope.sandbox.write(path, text.encode("utf-8", "replace"))
+            await self._scope.write(path, text.encode("utf-8", "replace"))
             where = f"Full output saved to: {path}\nRead it in parts with read_file or terminal."
         except FileError as error:
             where = f"It could not be saved ({error}); ask for less at once."

@@ -106,7 +106,7 @@ async def run_patch(scope: ToolScope, arguments: JSONObject) -> JSONObject:
 async def _replace(
     scope: ToolScope, full: str, old: str, new: str, *, replace_all: bool
 ) -> JSONObject:
-    data = await scope.sandbox.read(full, max_bytes=MAX_TEXT_BYTES)
+    data = await scope.read(full, max_bytes=MAX_TEXT_BYTES)
     if looks_binary(data):
         return {"success": False, "error": f"{full} is a binary file; patch edits text only."}
     before = TextFile.decode(data)
@@ -121,8 +121,8 @@ async def _replace(
         return _failed(scope, full, replaced)
     scope.patch_failures.pop(full, None)
     after = before.with_text(replaced.text)
-    await scope.sandbox.write(full, after.encode())
-    if await scope.sandbox.read(full, max_bytes=MAX_TEXT_BYTES * 2) != after.encode():
+    await scope.write(full, after.encode())
+    if await scope.read(full, max_bytes=MAX_TEXT_BYTES * 2) != after.encode():
         error = f"{full} does not hold what was written: something else changes it. Read it again."
         return {"success": False, "error": error}
     return {

@@ -81,7 +81,7 @@ class _Files:
     """The sandbox's files as they will be after the steps planned so far."""
 
     def __init__(self, scope: ToolScope) -> None:
-        self._sandbox = scope.sandbox
+        self._scope = scope
         self._entries: dict[str, _Entry | None] = {}
 
     async def get(self, path: str) -> _Entry | None:
@@ -92,7 +92,7 @@ class _Files:
         """
         if path not in self._entries:
             try:
-                data = await self._sandbox.read(path, max_bytes=MAX_TEXT_BYTES)
+                data = await self._scope.read(path, max_bytes=MAX_TEXT_BYTES)
                 self._entries[path] = _Entry(data)
             except SandboxFileNotFound:
                 self._entries[path] = None
@@ -190,8 +190,8 @@ async def apply_plan(scope: ToolScope, plan: Plan) -> str | None:
 
 async def _carry_out(scope: ToolScope, step: Step) -> str | None:
     if step.data is not None:
-        await scope.sandbox.write(step.path, step.data)
-        if await scope.sandbox.read(step.path, max_bytes=2 * MAX_TEXT_BYTES) != step.data:
+        await scope.write(step.path, step.data)
+        if await scope.read(step.path, max_bytes=2 * MAX_TEXT_BYTES) != step.data:
             return "the file does not hold what was written: something else changes it"
     if step.change.kind == "delete":
         return await _command(scope, f"rm -- {shlex.quote(step.path)}")

@@ -83,7 +83,7 @@ async def run_read_file(scope: ToolScope, arguments: JSONObject) -> JSONObject:
     count = min(max(1, arguments["limit"]), MAX_LINES)
     full = await scope.shell.resolve(path)
     try:
-        data = await scope.sandbox.read(full, max_bytes=MAX_TEXT_BYTES)
+        data = await scope.read(full, max_bytes=MAX_TEXT_BYTES)
     except SandboxFileTooLarge:
         return await _read_large(scope, path, full, first, count)
     except SandboxFileNotFound:
@@ -203,7 +203,7 @@ async def similar_files(scope: ToolScope, path: str, full: str) -> list[str]:
     """Return up to five entries of the same directory with a similar name, most similar first."""
     directory, name = posixpath.split(full)
     try:
-        entries = await scope.sandbox.list(directory or "/")
+        entries = await scope.list(directory or "/")
     except FileError:
         return []
     by_lower = {entry.name.lower(): entry.name for entry in entries}

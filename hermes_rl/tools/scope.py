@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hermes_rl.sandbox import DEFAULT_MAX_OUTPUT_BYTES, ExecResult, Sandbox
+from hermes_rl.sandbox import DEFAULT_MAX_OUTPUT_BYTES, DirEntry, ExecResult, Sandbox
 from hermes_rl.tools.processes import ProcessTable
 from hermes_rl.types import JSONObject
 
@@ -32,7 +32,7 @@ class ToolSettings:
         max_result_chars: A longer result is saved in the sandbox and shown in part.
         max_turn_chars: The same for all results of one turn together.
         max_processes: Background processes kept per rollout, running or ended.
-        user: User of the agent's commands; None = the sandbox's.
+        user: User of the agent's commands and file operations; None = the sandbox's.
     """
 
     command_timeout_s: float = 120.0
@@ -169,6 +169,18 @@ class ToolScope:
     todos: list[JSONObject] = field(default_factory=list)
     patch_failures: dict[str, int] = field(default_factory=dict)
     call_id: str = ""
+
+    async def read(self, path: str, *, max_bytes: int) -> bytes:
+        """Read a file with the rights of the agent's user."""
+        return await self.sandbox.read(path, max_bytes=max_bytes, user=self.shell.user)
+
+    async def write(self, path: str, data: bytes) -> None:
+        """Write a file as the agent's user."""
+        await self.sandbox.write(path, data, user=self.shell.user)
+
+    async def list(self, path: str) -> Sequence[DirEntry]:
+        """List a directory with the rights of the agent's user."""
+        return await self.sandbox.list(path, user=self.shell.user)
 
     async def run_stateless(
         self, command: str | Sequence[str], *, timeout_s: float, max_output_bytes: int

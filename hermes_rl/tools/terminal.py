@@ -20,6 +20,7 @@ from hermes_rl.sandbox import Capability, ExecResult
 from hermes_rl.tools.exit_codes import exit_code_meaning
 from hermes_rl.tools.host_guard import refuse_command
 from hermes_rl.tools.output import MAX_UTF8_BYTES, shown_output
+from hermes_rl.tools.processes import BackgroundProcess
 from hermes_rl.tools.scope import ToolScope
 from hermes_rl.tools.tool import Tool
 from hermes_rl.types import JSONObject
@@ -135,7 +136,6 @@ async def _start(scope: ToolScope, command: str, arguments: JSONObject) -> JSONO
     pty_note = None
     if arguments["pty"] and Capability.PTY not in scope.sandbox.capabilities:
         pty_note = "This sandbox has no pseudo-terminals; the command runs on pipes."
-    patterns = [text for text in arguments.get("watch_patterns") or () if text]
     try:
         started = await scope.processes.start(
             command,
@@ -145,7 +145,7 @@ async def _start(scope: ToolScope, command: str, arguments: JSONObject) -> JSONO
             user=scope.shell.user,
             pty=arguments["pty"] and pty_note is None,
             notify_on_complete=arguments["notify_on_complete"],
-            watch_patterns=patterns,
+            watch_patterns=[text for text in arguments.get("watch_patterns") or () if text],
         )
     except FileError as error:
         return {**_refused(f"workdir: {error}"), "exit_code": WORKDIR_EXIT_CODE}
@@ -154,23 +154,28 @@ async def _start(scope: ToolScope, command: str, arguments: JSONObject) -> JSONO
             f"{scope.processes.limit} background processes are running already. End one first: "
             "process(action='list'), then process(action='kill', session_id=...)."
         )
+    outcome = _started(started)
+    if pty_note:
+        outcome["pty_note"] = pty_note
+    return outcome
+
+
+def _started(process: BackgroundProcess) -> JSONObject:
     outcome: JSONObject = {
         "output": "Background process started",
-        "session_id": started.session_id,
-        "pid": started.process.pid,
+        "session_id": process.session_id,
+        "pid": process.process.pid,
         "exit_code": 0,
         "error": None,
     }
-    if arguments["notify_on_complete"]:
+    if process.notify_on_complete:
         outcome["notify_on_complete"] = True
-    if patterns:
-        outcome["watch_patterns"] = patterns
-    if not (arguments["notify_on_complete"] or patterns):
+    if process.watch_patterns:
+        outcome["watch_patterns"] = list(process.watch_patterns)
+    if not (process.notify_on_complete or process.watch_patterns):
         outcome["hint"] = (
             "Look after it with the process tool: poll, log, wait or kill with this session_id."
         )
-    if pty_note:
-        outcome["pty_note"] = pty_note
     return outcome
 
 

@@ -65,7 +65,7 @@ async def run_write_file(scope: ToolScope, arguments: JSONObject) -> JSONObject:
     data = content.encode("utf-8", "replace")
     try:
         makes_directory = not await _is_there(scope, posixpath.dirname(full))
-        await scope.sandbox.write(full, data)
+        await scope.write(full, data)
     except FileError as error:
         return _not_written(full, f"Failed to write file: {error}")
     outcome: JSONObject = {
@@ -101,7 +101,7 @@ def _not_written(path: str, error: str) -> JSONObject:
 
 async def _is_there(scope: ToolScope, directory: str) -> bool:
     try:
-        await scope.sandbox.read(directory or "/", max_bytes=0)
+        await scope.read(directory or "/", max_bytes=0)
     except SandboxFileNotFound:
         return False
     except FileError:

@@ -179,7 +179,9 @@ async def test_a_long_result_is_saved_in_the_sandbox_and_shown_in_part() -> None
 
 async def test_a_result_that_cannot_be_saved_says_so() -> None:
     class ReadOnly(FakeSandbox):
-        async def write(self, path: str, data: bytes, *, mode: int | None = None) -> None:
+        async def write(
+            self, path: str, data: bytes, *, mode: int | None = None, user: str | None = None
+        ) -> None:
             raise SandboxPermissionDenied("read-only file system", path=path)
 
     made = ToolDispatcher(ReadOnly(), ["b"], extra_tools=[tool("b", "x" * 200_000)])

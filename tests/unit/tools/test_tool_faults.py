@@ -104,7 +104,9 @@ async def test_a_background_child_that_holds_the_output_does_not_hang_the_call(c
 
 async def test_a_write_never_waits_for_another_rollout() -> None:
     class Stuck(FakeSandbox):
-        async def write(self, path: str, data: bytes, *, mode: int | None = None) -> None:
+        async def write(
+            self, path: str, data: bytes, *, mode: int | None = None, user: str | None = None
+        ) -> None:
             await anyio.sleep_forever()
 
     stuck, free = (ToolDispatcher(each, list(NATIVE_TOOLS)) for each in (Stuck(), FakeSandbox()))
