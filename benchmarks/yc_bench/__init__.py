@@ -1,0 +1,1 @@
+"""YC-Bench: run a simulated company over years through a command line."""

@@ -1,0 +1,205 @@
+"""``yc-bench``: presets x seeds, each a game of a simulated company.
+
+Every rollout has a database of its own in its own sandbox, so games may run at once.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import anyio.to_thread
+
+from hermes_rl.benchmarks.yc_bench.package import YCPackage, load_package
+from hermes_rl.benchmarks.yc_bench.prompt import OPENING, system_prompt
+from hermes_rl.benchmarks.yc_bench.score import Books, composite_score, outcome_of, read_books
+from hermes_rl.errors import RewardError, TaskError, UnknownName
+from hermes_rl.tasks import Deadlines
+from hermes_rl.types import AgentResult, Message, Reward
+
+if TYPE_CHECKING:
+    from hermes_rl.context import ToolContext
+
+__all__ = ["DEFAULT_PRESETS", "DEFAULT_SEEDS", "Game", "YCBench", "drop_old_turns"]
+
+DEFAULT_PRESETS = ("fast_test", "medium", "hard")
+DEFAULT_SEEDS = (1, 2, 3)
+FOLDER = "~/.yc-bench"
+LARGEST_DATABASE_BYTES = 64 << 20
+SHOWN_TURNS, KEPT_TURNS = 60, 30
+"""Above the first number of turns, all but the second are dropped: one fork every 30 turns."""
+DEADLINES = Deadlines(setup_s=300, agent_s=4 * 3600, reward_s=120)
+"""A game is hundreds of turns of a slow model; the turn limit ends it, not the clock."""
+_reading = anyio.CapacityLimiter(4)
+
+_PREPARE = """\
+set -e
+cd {folder}
+printf %s {preset} > preset
+chmod +x bin/yc-bench
+export PYTHONPATH="$PWD/site" YC_BENCH_EXPERIMENT={preset}
+export DATABASE_URL="sqlite:///$PWD/company.db"
+python3 bootstrap.py {preset} {seed}
+rm bootstrap.py
+"""
+
+
+def drop_old_turns(messages: list[Message]) -> list[Message]:
+    """Drop the oldest turns of a long game; what opened it and the latest turns stay."""
+    turns = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
+    if len(turns) <= SHOWN_TURNS:
+        return messages
+    opening, rest = messages[: turns[0]], messages[turns[-KEPT_TURNS] :]
+    note: Message = {
+        "role": "user",
+        "content": f"({len(turns) - KEPT_TURNS} earlier turns are not shown any more. Your notes: "
+        "yc-bench scratchpad read)",
+    }
+    return [*(m for m in opening if m != note and not _is_note(m)), note, *rest]
+
+
+def _is_note(message: Message) -> bool:
+    return str(message.get("content", "")).endswith("yc-bench scratchpad read)")
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class Game:
+    """One game: a preset and a seed."""
+
+    preset: str
+    seed: int
+    package: YCPackage
+    deadlines: Deadlines = DEADLINES
+
+    @property
+    def id(self) -> str:
+        """Preset and seed."""
+        return f"{self.preset}-seed{self.seed}"
+
+    @property
+    def prompt(self) -> list[Message]:
+        """The rules, then the go."""
+        return [
+            {"role": "system", "content": system_prompt(self.package, self.preset)},
+            {"role": "user", "content": OPENING},
+        ]
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """Preset, seed and the package's version and hash."""
+        return {
+            "category": self.preset,
+            "seed": self.seed,
+            "package": self.package.digest,
+            "digest": f"{self.package.digest}:{self.preset}:{self.seed}",
+        }
+
+    @property
+    def initial_funds_cents(self) -> int:
+        """Money at the start."""
+        return int(self.package.presets[self.preset]["initial_funds_cents"])
+
+    compact = staticmethod(drop_old_turns)
+
+    async def setup(self, ctx: ToolContext) -> None:
+        """Put the package into the sandbox and make the company."""
+        found = await ctx.terminal(
+            "python3 -c 'import sys; print(\"%d.%d\" % sys.version_info[:2])'"
+        )
+        if found["exit_code"]:
+            raise TaskError("yc-bench needs python3 in the sandbox; use an image that has it.")
+        package = await load_package(python=found["output"].strip())
+        await ctx.terminal(f"mkdir -p {FOLDER}/bin")
+        await ctx.sandbox.upload(package.path, f"{FOLDER}/site")
+        source = files("hermes_rl.benchmarks.yc_bench.in_sandbox")
+        for name, target in (
+            ("bootstrap.py", "bootstrap.py"),
+            ("worker.py", "worker.py"),
+            ("yc_bench_command.py", "bin/yc-bench"),
+        ):
+            text = source.joinpath(name).read_text(encoding="utf-8")
+            text = f"#!/usr/bin/env python3\n{text}" if target.startswith("bin/") else text
+            await ctx.write_file(f"{FOLDER}/{target}", text)
+        command = _PREPARE.format(folder=FOLDER, preset=self.preset, seed=self.seed)
+        made = await ctx.terminal(command, timeout=120)
+        if made["exit_code"]:
+            raise TaskError(f"The company could not be made: {made['output'][-1000:]}")
+        await ctx.terminal(f'export PATH="$(cd {FOLDER} && pwd)/bin:$PATH"', session="agent")
+
+    async def reward(self, result: AgentResult, ctx: ToolContext) -> Reward:
+        """Read the company's books.
+
+        Raises:
+            RewardError: The database is gone or damaged.
+        """
+        await ctx.terminal(f"rm -f {FOLDER}/worker.sock")
+        with tempfile.TemporaryDirectory(prefix="yc-bench-") as folder:
+            local = Path(folder) / "company.db"
+            got = await ctx.download_file(f"{FOLDER}/company.db", local)
+            if not got.get("success"):
+                raise RewardError(f"The company's database is gone: {got.get('error')}")
+            if local.stat().st_size > LARGEST_DATABASE_BYTES:
+                raise RewardError("The company's database is larger than any game makes it.")
+            books = await anyio.to_thread.run_sync(read_books, local, limiter=_reading)
+        return self.reward_of(books)
+
+    def reward_of(self, books: Books) -> Reward:
+        """Return the score with its evidence; books that do not add up are flagged."""
+        evidence = {
+            "outcome": outcome_of(books),
+            "funds_cents": books.funds_cents,
+            "initial_funds_cents": self.initial_funds_cents,
+            "sim_time": books.sim_time,
+            "horizon_end": books.horizon_end,
+            "tasks": books.tasks,
+        }
+        balanced = books.funds_cents == self.initial_funds_cents + books.booked_cents
+        flags = () if balanced else ("tamper_suspect: the ledger does not add up to the funds",)
+        score = composite_score(books, self.initial_funds_cents)
+        return Reward(score, evidence=evidence, flags=flags)
+
+
+class YCBench:
+    """The task set.
+
+    Args:
+        presets: Presets of the package; None = fast_test, medium, hard.
+        seeds: Seeds of each; None = 1, 2, 3.
+    """
+
+    name = "yc-bench"
+
+    def __init__(
+        self, presets: Sequence[str] | None = None, seeds: Sequence[int] | None = None
+    ) -> None:
+        self._presets = tuple(presets or DEFAULT_PRESETS)
+        self._seeds = tuple(seeds or DEFAULT_SEEDS)
+
+    @property
+    def version(self) -> str:
+        """Version and hash of the package."""
+        from hermes_rl.benchmarks.yc_bench.package import VERSION, WHEEL_SHA256
+
+        return f"{VERSION}+{WHEEL_SHA256[:12]}"
+
+    async def load(self) -> Sequence[Game]:
+        """Install the package at first use and return the games.
+
+        Raises:
+            UnknownName: A preset that the package does not have.
+            TaskError: The package cannot be installed.
+        """
+        package = await load_package()
+        for preset in self._presets:
+            if preset not in package.presets:
+                raise UnknownName.of("yc-bench preset", preset, package.presets)
+        return [
+            Game(preset=preset, seed=seed, package=package)
+            for preset in self._presets
+            for seed in self._seeds
+        ]

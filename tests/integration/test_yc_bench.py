@@ -1,0 +1,136 @@
+"""YC-Bench with the real package, played by scripts in local sandboxes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hermes_rl.benchmarks.yc_bench.task_set import Game, YCBench
+from hermes_rl.config import EnvConfig
+from hermes_rl.engine import RolloutEngine
+from hermes_rl.errors import UnknownName
+from hermes_rl.model.scripted import ScriptedModel, call, nop_model, replay
+from hermes_rl.results import RolloutResult
+
+POLICY = (Path(__file__).parents[1] / "data/yc_policy.py").read_text()
+PLAY = f"cat > play.py <<'END'\n{POLICY}\nEND\npython3 play.py"
+WORLD = (
+    "yc-bench market browse --limit 500 | grep -v _id | sha256sum; "
+    "yc-bench employee list | grep -v _id | sha256sum"
+)
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def model_of(*commands: str) -> ScriptedModel:
+    turns = [call("terminal", {"command": command, "timeout": 280}) for command in commands]
+    return ScriptedModel(replay(turns))
+
+
+async def games(presets: list[str], seeds: list[int] | None = None) -> list[Game]:
+    return list(await YCBench(presets, seeds or [1]).load())
+
+
+async def run(model: ScriptedModel, tasks: list[Game], *, attempts: int = 1) -> list[RolloutResult]:
+    config = EnvConfig(enabled_toolsets=["terminal"], terminal_timeout=280, max_eval_workers=2)
+    async with (
+        RolloutEngine(config, model=model) as engine,
+        engine.run(tasks, attempts=attempts) as results,
+    ):
+        return [result async for result in results]
+
+
+def outputs(result: RolloutResult) -> list[str]:
+    assert result.agent is not None, result.failure
+    return [str(m["content"]) for m in result.agent.messages if m["role"] == "tool"]
+
+
+def evidence(result: RolloutResult) -> Any:
+    assert result.reward is not None, result.failure
+    return result.reward.evidence
+
+
+async def test_a_game_reaches_its_horizon_with_the_same_score_in_two_runs() -> None:
+    first, second = await run(model_of(PLAY), await games(["fast_test"]), attempts=2)
+    assert evidence(first) == evidence(second)
+    assert evidence(first)["outcome"] == "survived"
+    assert first.score == second.score
+    assert 0.5 < first.score < 1.0
+
+
+async def test_a_company_that_only_waits_goes_bankrupt_and_scores_0() -> None:
+    (result,) = await run(
+        model_of("yc-bench sim resume", "yc-bench sim resume"), await games(["fast_test"])
+    )
+    assert evidence(result)["outcome"] == "bankrupt"
+    assert result.score == 0.0
+
+
+async def test_doing_nothing_is_no_survival() -> None:
+    (result,) = await run(nop_model(), await games(["fast_test"]))
+    assert evidence(result)["outcome"] == "incomplete"
+    assert result.score < 0.1
+
+
+async def test_worlds_are_equal_for_a_seed_and_differ_between_seeds_and_presets() -> None:
+    tasks = [*await games(["fast_test", "medium"]), *await games(["fast_test"], [2])]
+    results = await run(model_of(WORLD), tasks, attempts=2)
+    by_task: dict[str, set[str]] = {}
+    for result in results:
+        by_task.setdefault(result.task_id, set()).add(outputs(result)[0])
+    assert all(len(worlds) == 1 for worlds in by_task.values())
+    assert len(set().union(*by_task.values())) == 3
+
+
+async def test_a_command_that_was_imported_once_keeps_its_exit_codes_and_streams() -> None:
+    (result,) = await run(
+        model_of(
+            "yc-bench task accept --task-id nope; echo rc=$?",
+            "yc-bench market browse --domain nope 2>/dev/null; echo rc=$?",
+            "yc-bench scratchpad write --content 'a b'; yc-bench scratchpad read",
+            "for i in 1 2 3 4; do yc-bench company status >/dev/null & done; wait; echo all",
+        ),
+        await games(["fast_test"]),
+    )
+    accepted, browsed, notes, at_once = outputs(result)
+    assert "Invalid UUID" in accepted
+    assert "rc=1" in accepted
+    assert "rc=2" in browsed
+    assert "a b" in notes
+    assert "all" in at_once
+
+
+async def test_money_that_is_not_in_the_ledger_is_flagged() -> None:
+    forge = (
+        "python3 - <<'END'\nimport glob, os, sqlite3\n"
+        "db = sqlite3.connect(os.path.expanduser('~/.yc-bench/company.db'))\n"
+        "db.execute('UPDATE companies SET funds_cents = 999999999'); db.commit()\nEND"
+    )
+    (result,) = await run(model_of(forge), await games(["fast_test"]))
+    assert result.reward is not None
+    assert any("ledger" in flag for flag in result.reward.flags)
+
+
+async def test_a_destroyed_database_is_an_error_not_a_zero() -> None:
+    (result,) = await run(model_of("rm -f ~/.yc-bench/company.db"), await games(["fast_test"]))
+    assert result.status == "errored"
+    assert result.failure is not None
+    assert "database" in result.failure.message
+
+
+async def test_an_unknown_preset_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(UnknownName, match="Did you mean 'fast_test'"):
+        await YCBench(["fast_tst"]).load()
+
+
+async def test_the_prompt_names_what_the_installed_package_has() -> None:
+    (game,) = await games(["hard"])
+    text = str(game.prompt[0]["content"])
+    for domain in game.package.domains:
+        assert domain in text
+    for name in game.package.commands:
+        offered = name not in ("run", "start", "sim init", "task cancel")
+        assert (f"yc-bench {name}" in text) is offered
+    assert "7 employees" in text
