@@ -73,6 +73,7 @@ async def _work(sandbox: Sandbox, rounds: list[int]) -> None:
         assert (result.exit_code, result.text.split()[0]) == (3, digest)
         assert await sandbox.read("blob", max_bytes=len(data)) == data
         rounds.append(len(rounds))
+        await anyio.sleep(0.05)
 
 
 async def _is_well(sandbox: Sandbox) -> bool:
