@@ -71,6 +71,7 @@ async def test_arguments_that_are_no_json_are_answered_and_never_sent_back_raw()
         for tool_call in message.get("tool_calls") or ():
             orjson.loads(tool_call["function"]["arguments"])
     assert '{"command": "ls' in str(result.agent.messages)
+    assert "forks" not in result.agent.counters
 
 
 @pytest.mark.parametrize(
