@@ -377,6 +377,17 @@ class OutpostProcess(Execution):
             await self.end_tree(self._channel, grace_s=grace_s)
         return self.outcome() if self.done.is_set() else self.synthesized()
 
+    def never_started(self) -> None:
+        """Take what a shell would have said instead as the result, and as the rolling tail.
+
+        Raises:
+            SandboxError: The requested user does not exist.
+        """
+        self.result = result = self.outcome()
+        if self.request.output == "tail":
+            self._tail += result.stdout or result.stderr
+            self._total_bytes = len(self._tail)
+
     async def wait(self) -> ExecResult:
         """Wait until the process itself has ended."""
         await self.done.wait()
@@ -403,7 +414,7 @@ class StreamContext:
             await process.started.wait()
             process.check()
             if process.failure is not None:
-                process.outcome()
+                process.never_started()
         except BaseException:
             await self._leave()
             raise

@@ -21,6 +21,8 @@ from __future__ import annotations
 
 import posixpath
 
+from anyio.lowlevel import checkpoint
+
 from hermes_rl.sandbox import ExecResult
 from hermes_rl.tools.read_file import similar_files
 from hermes_rl.tools.scope import ToolScope
@@ -45,6 +47,8 @@ MAX_CONTEXT = 50
 TIMEOUT_S = 60.0
 MAX_SCANNED_BYTES = 64 << 20
 """Of rows that the search may print; beyond that it is stopped and says so."""
+PIECE_BYTES = 16_384
+"""Of rows taken at once, so that many short ones do not hold the event loop."""
 MAX_ERROR_BYTES = 2_000
 
 _DESCRIPTION = """\
@@ -160,7 +164,9 @@ async def _search(scope: ToolScope, path: str, root: str, command: str, rows: Ro
             if chunk.fd == 2:
                 errors += chunk.data[: MAX_ERROR_BYTES - len(errors)]
                 continue
-            rows.feed(chunk.data)
+            for start in range(0, len(chunk.data), PIECE_BYTES):
+                rows.feed(chunk.data[start : start + PIECE_BYTES])
+                await checkpoint()
             scanned += len(chunk.data)
             if scanned > MAX_SCANNED_BYTES:
                 return {**rows.result(), "limit_reason": "output_limit"}

@@ -60,9 +60,15 @@ class PathFilter:
         self._given = given
         globs = expand_braces(glob) if "/" in glob else []
         self._regexes = [glob_to_regex(each.removeprefix("./")) for each in globs]
+        self._last: tuple[bytes, str | None] = (b"", None)
 
     def shown(self, raw: bytes) -> str | None:
         """Return the path as the model should see it, None if it does not fit."""
+        if raw != self._last[0]:
+            self._last = (raw, self._judge(raw))
+        return self._last[1]
+
+    def _judge(self, raw: bytes) -> str | None:
         path = raw.decode("utf-8", "replace")
         if not path.startswith("./"):
             return self._given  # One file was searched, by its absolute path.
@@ -197,22 +203,22 @@ class Matches:
         return _paged(outcome, self._page, self._shown, self._total)
 
 
-def _parsed(row: bytes, *, with_context: bool) -> tuple[bytes, int, bool, str] | None:
+def _parsed(row: bytes, *, with_context: bool) -> tuple[bytes, int, bool, bytes] | None:
     """Return (path, line, is a match, text) of a row, None if it is something else."""
     match = _GNU_ROW.match(row)
     if match is not None:
         path, number, sign, text = match.groups()
-        return path, int(number), sign == b":", text.decode("utf-8", "replace")
+        return path, int(number), sign == b":", text
     # BusyBox: a path that itself looks like "name:1:" cannot be told apart.
     match = (_PLAIN_ROW_WITH_CONTEXT if with_context else _PLAIN_ROW).match(row)
     if match is None:
         return None
     path, sign, number, text = match.groups()
-    return path, int(number), sign == b":", text.decode("utf-8", "replace")
+    return path, int(number), sign == b":", text
 
 
-def _cut(text: str) -> str:
-    text = text.rstrip("\r")
+def _cut(line: bytes) -> str:
+    text = line.decode("utf-8", "replace").rstrip("\r")
     return text if len(text) <= MAX_LINE_CHARS else text[:MAX_LINE_CHARS] + "..."
 
 

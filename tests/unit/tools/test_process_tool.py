@@ -208,3 +208,10 @@ async def test_closing_the_tools_kills_what_runs_in_the_background(
     await tools.aclose()
     found = await sandbox.exec("pgrep -fx 'sleep 4322'", timeout_s=10, session=None)
     assert found.exit_code == 1
+
+
+async def test_a_background_command_that_cannot_start_says_why(call) -> None:
+    session_id = await start(call, "echo x", workdir="/no/such/dir")
+    ended = await call("process", action="wait", session_id=session_id)
+    assert (ended["status"], ended["exit_code"]) == ("exited", 126)
+    assert "/no/such/dir" in ended["output"]
