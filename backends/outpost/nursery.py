@@ -101,6 +101,8 @@ class Nursery:
             self.deadline = time.monotonic() + FAREWELL_S
             return
         message = json.loads(data)
+        for fd in fds:
+            os.set_inheritable(fd, False)  # a command that held it would keep the stream open
         if message["op"] == "start":
             self.start(message, fds[0])
             os.close(fds[0])

@@ -90,7 +90,7 @@ WRAPPER = (
 SETUP = rb"""
 __hermes_out=$3 __hermes_cmd=$4 __hermes_pwd=$PWD __hermes_id=$HERMES_CMD __hermes_undo=
 if [ -n "$2" ]; then . "$2"; fi
-{ PWD=$__hermes_pwd HERMES_CMD=$__hermes_id; export PWD HERMES_CMD; } 2>/dev/null
+{ PWD=$__hermes_pwd HERMES_CMD=$__hermes_id; command export PWD HERMES_CMD; } 2>/dev/null
 shift 4
 for __hermes_kv do
   __hermes_name=${__hermes_kv%%=*}
@@ -100,7 +100,7 @@ for __hermes_kv do
   else
     __hermes_undo="$__hermes_undo unset $__hermes_name;"
   fi
-  export "$__hermes_kv"
+  command export "$__hermes_kv"
 done
 set --
 trap 'eval "$__hermes_save"' EXIT
@@ -109,7 +109,7 @@ trap 'eval "$__hermes_save"' EXIT
 BASH_SAVE = b"""
 shopt -s expand_aliases
 __hermes_save='{ set +euxvf; if [ -n "$__hermes_out" ]; then eval "$__hermes_undo"; {
-builtin export -p && if shopt -q extglob; then echo "shopt -s extglob"; fi &&
+builtin export -p && if shopt -q extglob; then builtin echo "shopt -s extglob"; fi &&
 builtin declare -f && builtin declare -Fx && builtin alias -p &&
 builtin printf "\\nreturn 0\\n#%s\\n#end" "$PWD"; } >|"$__hermes_out"; __hermes_out=
 fi; } 2>/dev/null'
@@ -124,9 +124,9 @@ STATE_CWD = b"\nreturn 0\n#"
 # Arguments: state file to read, then the program and its arguments.
 ARGV_WRAPPER = b"""
 __hermes_pwd=$PWD __hermes_id=$HERMES_CMD
-{ . "$1"; PWD=$__hermes_pwd HERMES_CMD=$__hermes_id; export PWD HERMES_CMD; } 2>/dev/null
+{ . "$1"; PWD=$__hermes_pwd HERMES_CMD=$__hermes_id; command export PWD HERMES_CMD; } 2>/dev/null
 shift
-while [ "$1" != -- ]; do export "$1"; shift; done
+while [ "$1" != -- ]; do command export "$1"; shift; done
 shift
 exec "$@"
 """
@@ -1027,7 +1027,9 @@ class Writing:
             try:
                 self.fd = os.open(self.temporary, flags | os.O_EXCL, 0o666)
                 self.adopt_attributes(mode)
-            except PermissionError:
+            except OSError as error:
+                if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT):
+                    raise
                 self.open_in_place()
 
     def check_target(self, old: os.stat_result) -> None:
