@@ -15,52 +15,28 @@ do. Loading checks every task and reports all faults at once, before anything is
 
 from __future__ import annotations
 
-import hashlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from anyio import CapacityLimiter, to_thread
 
+from hermes_rl.benchmarks.artifacts import Artifact
 from hermes_rl.benchmarks.task_file import TaskFile, fill_templates, read_task_file
-from hermes_rl.benchmarks.verification import Verifier
+from hermes_rl.benchmarks.terminal_task import NEEDS, TerminalTask, content_digest
+from hermes_rl.benchmarks.verification import REPORT_OPTION, CollectHook, Verifier
+from hermes_rl.benchmarks.verifier_run import Harness
 from hermes_rl.errors import TaskError
 from hermes_rl.sandbox import Capability, HealthCheck, SandboxSpec
-from hermes_rl.tasks import Deadlines, Solution
-from hermes_rl.types import AgentResult, Reward
+from hermes_rl.tasks import Solution
 
-if TYPE_CHECKING:
-    from hermes_rl.context import ToolContext
+__all__ = ["TaskDirectory", "load_task", "load_tasks"]
 
-__all__ = ["DirectoryTask", "TaskDirectory", "content_digest", "load_task"]
-
-REWARD_MARGIN_S = 120.0
-"""Seconds around the verifier's own limit for uploads and for reading the result, so that a slow
-verifier meets its own limit and is reported as such."""
 MAX_INSTRUCTION_BYTES = 1 << 20
 """A prompt beyond this fits no model; it is a mistake."""
 LOADER_THREADS = 1
 """Reading a few hundred small files; more threads would not make it faster."""
-
-
-@dataclass(slots=True, frozen=True, kw_only=True)
-class DirectoryTask:
-    """One task directory, read and checked."""
-
-    id: str
-    prompt: str
-    sandbox: SandboxSpec
-    deadlines: Deadlines
-    metadata: Mapping[str, Any]
-    solution: Solution | None
-    agent_user: str | None
-    verifier: Verifier
-
-    async def reward(self, result: AgentResult, ctx: ToolContext) -> Reward:
-        """Run the verifier in the agent's sandbox."""
-        return await self.verifier.run(ctx.sandbox)
+SOLVE = "chmod +x /solution/solve.sh && /solution/solve.sh"
 
 
 class TaskDirectory:
@@ -68,30 +44,39 @@ class TaskDirectory:
 
     Args:
         path: One task's directory, or a directory of such directories.
+        force_build: Build images from Dockerfiles although tasks name prebuilt ones.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, *, force_build: bool = False) -> None:
         self.path = Path(path)
         self.name = self.path.resolve().name
+        self._force_build = force_build
 
-    async def load(self) -> Sequence[DirectoryTask]:
+    async def load(self) -> Sequence[TerminalTask]:
         """Load all tasks, sorted by name.
 
         Raises:
             TaskError: There is none, or some are malformed: all faults, with file and field.
         """
-        limiter = CapacityLimiter(LOADER_THREADS)
-        return await to_thread.run_sync(_load_all, self.path, limiter=limiter)
+        return await to_thread.run_sync(
+            lambda: load_tasks(self.path, force_build=self._force_build),
+            limiter=CapacityLimiter(LOADER_THREADS),
+        )
 
 
-def _load_all(path: Path) -> list[DirectoryTask]:
+def load_tasks(path: Path, *, force_build: bool = False) -> list[TerminalTask]:
+    """Read the tasks of a directory; see :class:`TaskDirectory`. Blocks.
+
+    Raises:
+        TaskError: There is none, or some are malformed: all faults, with file and field.
+    """
     folders = list(_task_folders(path))
     if not folders:
         raise TaskError(f"{path} holds no task: no task.toml in it or in its sub-directories.")
     tasks, faults = [], []
     for folder in folders:
         try:
-            tasks.append(load_task(folder))
+            tasks.append(load_task(folder, force_build=force_build))
         except TaskError as error:
             faults.append(str(error))
     if faults:
@@ -108,37 +93,25 @@ def _task_folders(path: Path) -> Iterator[Path]:
         raise TaskError(f"{path} is no directory.")
 
 
-def load_task(folder: Path) -> DirectoryTask:
+def load_task(folder: Path, *, force_build: bool = False) -> TerminalTask:
     """Read one task directory. Blocks.
 
     Raises:
         TaskError: A file is missing or malformed; names it and the field.
     """
     file = read_task_file(folder / "task.toml")
-    tests = folder / "tests"
-    if not (tests / "test.sh").is_file():
-        raise TaskError(f"{tests / 'test.sh'} is missing: it is the verifier.")
-    where = str(folder / "task.toml")
-    verifier_env = fill_templates(file.verifier.env, os.environ, where=f"{where}, verifier.env")
-    return DirectoryTask(
+    if (folder / "trajectory.json").exists():
+        raise TaskError(f"{folder / 'trajectory.json'}: prior trajectories are not supported.")
+    return TerminalTask(
         id=folder.resolve().name,
         prompt=_instruction(folder / "instruction.md"),
-        sandbox=_sandbox(folder, file),
-        deadlines=Deadlines(
-            setup_s=file.environment.build_timeout_sec,
-            agent_s=file.agent.timeout_sec,
-            reward_s=file.verifier.timeout_sec + REWARD_MARGIN_S,
-        ),
+        sandbox=_sandbox(folder, file, force_build=force_build),
+        setup_s=file.environment.build_timeout_sec,
+        agent_s=file.agent.timeout_sec,
         metadata={**file.metadata, "digest": content_digest(folder)},
         solution=_solution(folder, file),
         agent_user=file.agent.user,
-        verifier=Verifier(
-            tests=tests,
-            timeout_s=file.verifier.timeout_sec,
-            env=verifier_env,
-            user=file.verifier.user,
-            workdir=file.environment.workdir,
-        ),
+        verifier=_verifier(folder, file),
     )
 
 
@@ -154,21 +127,23 @@ def _instruction(path: Path) -> str:
     return text
 
 
-def _sandbox(folder: Path, file: TaskFile) -> SandboxSpec:
+def _sandbox(folder: Path, file: TaskFile, *, force_build: bool) -> SandboxSpec:
     wanted = file.environment
     context = folder / "environment"
-    image = wanted.docker_image
     if (context / "docker-compose.yaml").exists():
         raise TaskError(f"{context / 'docker-compose.yaml'}: compose files are not supported.")
-    if image is None and not (context / "Dockerfile").is_file():
+    builds = force_build or wanted.docker_image is None
+    if builds and not (context / "Dockerfile").is_file():
+        instead = "leave force_build out" if force_build else "give an image"
         raise TaskError(
-            f"{folder / 'task.toml'}, environment.docker_image: give an image, or put a "
-            f"Dockerfile into {context}."
+            f"{folder / 'task.toml'}, environment.docker_image: {instead}, or put a Dockerfile "
+            f"into {context}."
         )
+    chooses_user = file.agent.user is not None or file.verifier.user is not None
     where = f"{folder / 'task.toml'}, environment.env"
     return SandboxSpec(
-        image=image,
-        dockerfile_dir=None if image else context.resolve(),
+        image=None if builds else wanted.docker_image,
+        dockerfile_dir=context.resolve() if builds else None,
         build_timeout_s=wanted.build_timeout_sec,
         cpus=wanted.cpus,
         memory_mb=wanted.memory_limit_mb,
@@ -177,8 +152,7 @@ def _sandbox(folder: Path, file: TaskFile) -> SandboxSpec:
         env=fill_templates(wanted.env, os.environ, where=where),
         workdir=wanted.workdir,
         healthcheck=_healthcheck(file),
-        # Tests write to /tests and /logs: never on a host that isolates nothing.
-        needs=frozenset({Capability.ISOLATION}),
+        needs=NEEDS | {Capability.USERS} if chooses_user else NEEDS,
     )
 
 
@@ -195,6 +169,37 @@ def _healthcheck(file: TaskFile) -> HealthCheck | None:
     )
 
 
+def _verifier(folder: Path, file: TaskFile) -> Verifier:
+    script = folder / "tests" / "test.sh"
+    try:
+        wants_report = REPORT_OPTION in script.read_bytes()
+    except FileNotFoundError:
+        raise TaskError(f"{script} is missing: it is the verifier.") from None
+    except OSError as error:
+        raise TaskError(f"{script} cannot be read: {error}.") from error
+    where = f"{folder / 'task.toml'}, verifier.env"
+    return Verifier(
+        harness=Harness(
+            tests=script.parent.resolve(),
+            env=fill_templates(file.verifier.env, os.environ, where=where),
+            user=file.verifier.user,
+            workdir=file.environment.workdir,
+        ),
+        timeout_s=file.verifier.timeout_sec,
+        wants_report=wants_report,
+        collect=[
+            CollectHook(command=hook.command, timeout_s=hook.timeout_sec, user=hook.user)
+            for hook in file.verifier.collect
+        ],
+        artifacts=[
+            Artifact(
+                source=entry.source, destination=entry.destination, exclude=tuple(entry.exclude)
+            )
+            for entry in file.artifacts
+        ],
+    )
+
+
 def _solution(folder: Path, file: TaskFile) -> Solution | None:
     files = folder / "solution"
     if not (files / "solve.sh").is_file():
@@ -202,24 +207,7 @@ def _solution(folder: Path, file: TaskFile) -> Solution | None:
     where = f"{folder / 'task.toml'}, solution.env"
     env = fill_templates(file.solution.env, os.environ, where=where)
     return Solution(
-        command="chmod +x /solution/solve.sh && /solution/solve.sh",
+        command=SOLVE,
         files=files.resolve(),
         env={"DEBIAN_FRONTEND": "noninteractive", **env},
     )
-
-
-def content_digest(folder: Path) -> str:
-    """Return the SHA-256 of a directory: names, executable bits, links and contents."""
-    digest = hashlib.sha256()
-    for path in sorted(folder.rglob("*")):
-        name = path.relative_to(folder).as_posix()
-        if path.is_symlink():
-            kind, content = "link", os.readlink(path).encode()
-        elif path.is_file():
-            kind = "exec" if os.access(path, os.X_OK) else "file"
-            content = path.read_bytes()
-        else:
-            continue
-        digest.update(f"{kind}\0{name}\0{len(content)}\0".encode())
-        digest.update(content)
-    return digest.hexdigest()

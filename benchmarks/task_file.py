@@ -24,7 +24,14 @@ from pydantic import (
 
 from hermes_rl.errors import TaskError
 
-__all__ = ["TaskFile", "fill_templates", "read_task_file"]
+__all__ = [
+    "CREDENTIALS",
+    "ArtifactEntry",
+    "CollectEntry",
+    "TaskFile",
+    "fill_templates",
+    "read_task_file",
+]
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT])(?:i?B)?\Z", re.IGNORECASE)
 _MIB = {"K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0 * 1024.0}
@@ -72,6 +79,13 @@ NetworkMode = Literal["public", "no-network"]
 PhaseNetwork = Annotated[str | None, _unsupported("a network of one phase only is not supported")]
 
 
+Service = Annotated[str | None, _unsupported("services of compose files are not supported")]
+
+
+def _with_source(value: Any) -> Any:
+    return {"source": value} if isinstance(value, str) else value
+
+
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -85,6 +99,24 @@ class AgentSection(_Section):
     allowed_hosts: Annotated[list[str], _unsupported("host lists are not supported")] = []
 
 
+class CollectEntry(_Section):
+    """One of ``[[verifier.collect]]``."""
+
+    command: str
+    timeout_sec: Seconds = 60.0
+    user: User = None
+    service: Service = None
+
+
+class ArtifactEntry(_Section):
+    """One of ``artifacts``: a path as text, or a table."""
+
+    source: Annotated[str, Field(pattern=r"\A/")]
+    destination: str = ""
+    exclude: list[str] = []
+    service: Service = None
+
+
 class VerifierSection(_Section):
     """``[verifier]``."""
 
@@ -94,7 +126,7 @@ class VerifierSection(_Section):
     network_mode: PhaseNetwork = None
     allowed_hosts: Annotated[list[str], _unsupported("host lists are not supported")] = []
     environment_mode: Literal["shared"] = "shared"
-    collect: Annotated[list[Any], _unsupported("collect hooks are not supported")] = []
+    collect: list[CollectEntry] = []
 
 
 class HealthCheckSection(_Section):
@@ -162,7 +194,7 @@ class TaskFile(_Section):
     verifier: VerifierSection = VerifierSection()
     environment: EnvironmentSection = EnvironmentSection()
     solution: SolutionSection = SolutionSection()
-    artifacts: list[Any] = []
+    artifacts: list[Annotated[ArtifactEntry, BeforeValidator(_with_source)]] = []
     source: str | None = None
     steps: Annotated[list[Any], _unsupported("multi-step tasks are not supported")] = []
     multi_step_reward_strategy: str | None = None

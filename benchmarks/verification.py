@@ -1,230 +1,191 @@
-"""Running a task's ``test.sh`` and reading what it says.
+"""Verification of one rollout in Terminal-Bench layout: the order, and what an outcome means.
 
-Rules, as Harbor 0.26 has them (pinned by tests): stale reward files are removed first; the exit
-code of ``test.sh`` means nothing; ``reward.json`` (a flat object of finite numbers) wins over
-``reward.txt`` (one finite number); neither, or an unreadable one, is an error and no zero. Of
-several numbers in ``reward.json`` the one named ``reward`` counts, else they must be one.
+The order, after the agent (its call in flight is dead, its other processes live on):
+
+1. the task's collect hooks run
+2. what differs from the image is compared with the list of :mod:`hermes_rl.tamper`
+3. ``test.sh`` runs and its reward is read (:mod:`hermes_rl.benchmarks.verifier_run`)
+4. a pass is looked at twice (:mod:`hermes_rl.benchmarks.pass_checks`)
+5. the task's artifacts are copied out
+
+Outcomes: any readable reward is the reward; the exit code of ``test.sh`` means nothing; no end in
+time and a reward that is none are errors. A run is *unsettled* if there is no reward at all, or
+if the reward is 0, ``test.sh`` asks for a test report (``--ctrf``) and there is none: then the
+verifier may never have got to its tests because something it downloads was out of reach. It is
+run once more in the same sandbox and, if that settles nothing, in a fresh one. What works there
+was broken by the agent, whose score is 0; what does not work there either is an error.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import orjson
+import anyio
 
+from hermes_rl.benchmarks.artifacts import Artifact, save_artifacts
+from hermes_rl.benchmarks.pass_checks import pass_flags
+from hermes_rl.benchmarks.verifier_run import Harness, VerifierRun
 from hermes_rl.errors import (
-    FileError,
     RewardError,
-    SandboxFileNotFound,
-    SandboxIsADirectory,
+    SandboxError,
+    Unsupported,
+    VerifierBootstrapFailed,
+    VerifierTimeout,
 )
-from hermes_rl.sandbox import Capability, ExecResult, Sandbox
+from hermes_rl.sandbox import Capability, Sandbox
+from hermes_rl.tamper import tamper_flags
 from hermes_rl.types import JSONObject, Reward
 
-__all__ = ["Verifier", "parse_reward_json", "parse_reward_text"]
+if TYPE_CHECKING:
+    from hermes_rl.context import ToolContext
 
-LOGS = "/logs/verifier"
-STDOUT = f"{LOGS}/test-stdout.txt"
-MAX_REWARD_BYTES = 64 * 1024
-"""A reward file is a number or a small object."""
-MAX_CTRF_BYTES = 4 << 20
-"""Test reports with tracebacks; a larger one is left where it is."""
-MAX_TESTS_KEPT = 200
-"""Test outcomes kept in the evidence; the totals are always complete."""
-TAIL_BYTES = 4096
-"""End of the verifier's output that is kept as evidence."""
-PREPARE_TIMEOUT_S = 30.0
-"""Making three directories and changing modes."""
+__all__ = ["REWARD_MARGIN_S", "CollectHook", "Verifier"]
 
-_PREPARE = """set -e
-rm -rf /tests /logs/verifier
-mkdir -p /tests /logs/verifier
-chown {owner} /logs/verifier
-chmod 755 /tests /logs/verifier
-"""
+RERUN_S = 300.0
+"""Further runs of an unsettled verifier have what is left of its time, but at least this."""
+REWARD_MARGIN_S = RERUN_S + 180.0
+"""Around the verifier's own time: further runs, a fresh sandbox, uploads, reading, artifacts."""
+REPORT_OPTION = b"--ctrf"
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class CollectHook:
+    """A command that a task runs between agent and tests, e.g. to dump a service's state."""
+
+    command: str
+    timeout_s: float = 60.0
+    user: str | None = None
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class Verifier:
-    """A task's tests.
+    """How a task is verified.
 
     Attributes:
-        tests: Local folder with ``test.sh``, uploaded to ``/tests``.
-        timeout_s: Deadline of ``test.sh``.
-        env: Its declared environment; nothing else is passed.
-        user: User that runs it; None = the sandbox's.
-        workdir: Working directory; None = the image's.
+        harness: Its tests.
+        timeout_s: Time of ``test.sh``; ``ctx.limit_s`` caps it.
+        wants_report: Its ``test.sh`` asks for a test report.
+        collect: Its hooks.
+        artifacts: What is copied out in the end.
     """
 
-    tests: Path
+    harness: Harness
     timeout_s: float
-    env: Mapping[str, str] = field(default_factory=dict)
-    user: str | None = None
-    workdir: str | None = None
+    wants_report: bool = False
+    collect: Sequence[CollectHook] = ()
+    artifacts: Sequence[Artifact] = ()
 
-    async def run(self, sandbox: Sandbox) -> Reward:
-        """Run the tests in ``sandbox``, beside whatever the agent left running.
+    async def run(self, ctx: ToolContext) -> Reward:
+        """Verify what the agent left in the context's sandbox.
 
         Raises:
-            RewardError: No reward could be had: the verifier ran out of time or left none.
+            VerifierTimeout: ``test.sh`` did not end in time.
+            VerifierBootstrapFailed: It cannot set itself up in a fresh sandbox either.
+            RewardUnreadable: No reward could be had.
             SandboxError: The sandbox failed.
         """
-        await self._prepare(sandbox)
-        await sandbox.upload(self.tests, "/tests")
-        await self._as_root(sandbox, "chmod 755 /tests/test.sh")
-        result = await sandbox.exec(
-            f"/tests/test.sh > {STDOUT} 2>&1",
-            timeout_s=self.timeout_s,
-            session=None,
-            cwd=self.workdir,
-            env=self.env,
-            user=self.user,
-        )
-        evidence: JSONObject = {
-            "test_exit_code": result.exit_code,
-            "test_duration_s": round(result.duration_s, 3),
-            "test_output_tail": await self._output_tail(sandbox),
-        }
-        if result.timed_out:
-            raise RewardError(
-                f"The verifier did not end within its {self.timeout_s:g} s. Its output ends:\n"
-                f"{evidence['test_output_tail']}"
+        sandbox = ctx.sandbox
+        evidence = await self._collect(sandbox)
+        flags = await self._tamper_flags(sandbox)
+        limit_s = min(self.timeout_s, math.inf if ctx.limit_s is None else ctx.limit_s)
+        run, notes = await _Verification(self, ctx, limit_s).settled()
+        evidence |= notes
+        value = 0.0 if "agent_broke" in notes else run.files.value()
+        if value >= 1.0:
+            flags += await pass_flags(run, self.harness.tests, sandbox)
+        evidence |= _evidence(run)
+        evidence |= await save_artifacts(self.artifacts, sandbox, ctx.artifacts)
+        return Reward(value, evidence, flags)
+
+    async def _collect(self, sandbox: Sandbox) -> JSONObject:
+        failed = []
+        for hook in self.collect:
+            done = await sandbox.exec(
+                hook.command, timeout_s=hook.timeout_s, session=None, user=hook.user
             )
-        value, rewards = await self._reward(sandbox, evidence)
+            if done.exit_code != 0:
+                failed.append({"command": hook.command, "exit_code": done.exit_code})
+        return {"collect_failed": failed} if failed else {}
+
+    async def _tamper_flags(self, sandbox: Sandbox) -> tuple[str, ...]:
+        if Capability.CHANGES not in sandbox.capabilities:
+            return ()
+        harness = self.harness
+        return await tamper_flags(
+            sandbox, await sandbox.changes(), user=harness.user, env=harness.env
+        )
+
+    def is_unsettled(self, run: VerifierRun) -> bool:
+        """Say whether a run may have ended before it came to its tests."""
+        if run.missing():
+            return True
+        return self.wants_report and not run.files.has_report and run.files.value() == 0
+
+
+class _Verification:
+    """The runs of one verifier in one rollout."""
+
+    def __init__(self, verifier: Verifier, ctx: ToolContext, limit_s: float) -> None:
+        self._verifier = verifier
+        self._ctx = ctx
+        self._limit_s = limit_s
+
+    async def settled(self) -> tuple[VerifierRun, JSONObject]:
+        """Return the run that counts, and what is to be said about it."""
+        started_at = anyio.current_time()
+        first = await self._run(self._ctx.sandbox, self._limit_s)
+        if not self._verifier.is_unsettled(first):
+            return first, {}
+        left_s = max(RERUN_S, self._limit_s - (anyio.current_time() - started_at))
+        second = await self._rerun(self._ctx.sandbox, left_s / 2)
+        if second is not None and not self._verifier.is_unsettled(second):
+            return second, {"verifier_runs": 2}
+        await self._must_work_in_a_fresh_sandbox(first, left_s / 2)
+        reason = "the verifier works in a fresh sandbox of this image, but not in the agent's"
+        return first, {"verifier_runs": 3, "agent_broke": reason}
+
+    async def _run(self, sandbox: Sandbox, timeout_s: float) -> VerifierRun:
+        return await VerifierRun.of(self._verifier.harness, sandbox, timeout_s=timeout_s)
+
+    async def _rerun(self, sandbox: Sandbox, timeout_s: float) -> VerifierRun | None:
+        try:
+            return await self._run(sandbox, timeout_s)
+        except VerifierTimeout:
+            return None
+
+    async def _must_work_in_a_fresh_sandbox(self, first: VerifierRun, timeout_s: float) -> None:
+        """Find out whether the agent or the world is to blame.
+
+        Raises:
+            RewardError: It is not the agent: what the first run came to.
+        """
+        try:
+            async with self._ctx.spare_sandbox() as spare:
+                run = await self._rerun(spare, timeout_s)
+        except (SandboxError, Unsupported) as error:
+            raise _never_settled(first) from error
+        if run is None or self._verifier.is_unsettled(run):
+            raise _never_settled(first)
+
+
+def _never_settled(first: VerifierRun) -> RewardError:
+    return first.missing() or VerifierBootstrapFailed(
+        "verifier_bootstrap: test.sh left a reward of 0 but no test report, in a fresh sandbox "
+        "too; something it needs is probably out of reach. Its output ends:\n"
+        f"{first.output_tail}"
+    )
+
+
+def _evidence(run: VerifierRun) -> JSONObject:
+    evidence: JSONObject = {
+        "test_exit_code": run.exit_code,
+        "test_duration_s": run.duration_s,
+        "test_output_tail": run.output_tail,
+    }
+    if run.files.has_reward:
+        rewards = run.files.rewards()
         evidence |= {"rewards": rewards} if len(rewards) > 1 else {}
-        evidence |= await _ctrf(sandbox)
-        return Reward(value, evidence)
-
-    async def _prepare(self, sandbox: Sandbox) -> None:
-        """Make /tests and /logs/verifier afresh, so that nothing planted is left in them."""
-        who = await sandbox.exec(
-            ["id", "-u"], timeout_s=PREPARE_TIMEOUT_S, session=None, user=self.user
-        )
-        owner = who.text.strip()
-        if who.exit_code != 0 or not owner.isdigit():
-            raise RewardError(
-                f"The verifier's user {self.user or '(the image default)'} does not exist in the "
-                f"sandbox: {who.stderr_text.strip()}"
-            )
-        await self._as_root(sandbox, _PREPARE.format(owner=owner))
-
-    async def _as_root(self, sandbox: Sandbox, script: str) -> None:
-        can_choose = Capability.USERS in sandbox.capabilities
-        done = await sandbox.exec(
-            ["sh", "-c", script],
-            timeout_s=PREPARE_TIMEOUT_S,
-            session=None,
-            cwd="/",
-            user="root" if can_choose else None,
-        )
-        _must_succeed(done)
-
-    async def _output_tail(self, sandbox: Sandbox) -> str:
-        shown = await sandbox.exec(
-            ["tail", "-c", str(TAIL_BYTES), STDOUT], timeout_s=PREPARE_TIMEOUT_S, session=None
-        )
-        return shown.text
-
-    async def _reward(
-        self, sandbox: Sandbox, evidence: JSONObject
-    ) -> tuple[float, dict[str, float]]:
-        as_json = await _read(sandbox, f"{LOGS}/reward.json")
-        if as_json is not None:
-            return parse_reward_json(as_json)
-        as_text = await _read(sandbox, f"{LOGS}/reward.txt")
-        if as_text is not None:
-            value = parse_reward_text(as_text)
-            return value, {"reward": value}
-        raise RewardError(
-            f"test.sh ended with exit code {evidence['test_exit_code']} and left neither "
-            f"reward.json nor reward.txt in {LOGS}. Its output ends:\n"
-            f"{evidence['test_output_tail']}"
-        )
-
-
-def _must_succeed(result: ExecResult) -> None:
-    if result.exit_code != 0:
-        raise RewardError(
-            f"The directories of the verifier cannot be made (exit code {result.exit_code}): "
-            f"{result.stderr_text.strip() or result.text.strip()}"
-        )
-
-
-async def _read(sandbox: Sandbox, path: str) -> bytes | None:
-    """Read a reward file, around the sandbox where the backend can; None if there is none."""
-    try:
-        return await sandbox.read(
-            path,
-            max_bytes=MAX_REWARD_BYTES,
-            trusted=Capability.ENGINE_ACCESS in sandbox.capabilities,
-        )
-    except SandboxFileNotFound:
-        return None
-    except FileError as error:
-        raise RewardError(f"{path} cannot be read: {error}") from error
-
-
-def parse_reward_text(data: bytes) -> float:
-    """Return the number in ``reward.txt``.
-
-    Raises:
-        RewardError: It is empty or no finite number.
-    """
-    text = data.decode("utf-8", "replace").strip()
-    try:
-        value = float(text)
-    except ValueError:
-        raise RewardError(f"reward.txt holds {text[:100]!r}, which is no number.") from None
-    if not math.isfinite(value):
-        raise RewardError(f"reward.txt holds {text[:100]!r}, which is not finite.")
-    return value
-
-
-def parse_reward_json(data: bytes) -> tuple[float, dict[str, float]]:
-    """Return the reward in ``reward.json`` and all its numbers.
-
-    Raises:
-        RewardError: It is no flat object of finite numbers, or none of several is named
-            ``reward``.
-    """
-    try:
-        content = orjson.loads(data)
-    except orjson.JSONDecodeError as error:
-        raise RewardError(f"reward.json is not valid JSON: {error}") from error
-    if not isinstance(content, dict) or not content or not all(map(_is_number, content.values())):
-        shown = data[:200].decode("utf-8", "replace")
-        raise RewardError(f"reward.json must be an object of finite numbers, not {shown}")
-    rewards = {name: float(value) for name, value in content.items()}
-    if "reward" in rewards:
-        return rewards["reward"], rewards
-    if len(rewards) == 1:
-        return next(iter(rewards.values())), rewards
-    raise RewardError(f"reward.json names {', '.join(rewards)}, but none of them 'reward'.")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-async def _ctrf(sandbox: Sandbox) -> JSONObject:
-    """Return the test report (https://ctrf.io) as evidence; partial credit for whoever wants it."""
-    try:
-        data = await sandbox.read(f"{LOGS}/ctrf.json", max_bytes=MAX_CTRF_BYTES)
-        results = orjson.loads(data)["results"]
-        tests = [
-            {"name": str(test["name"]), "status": str(test["status"])} for test in results["tests"]
-        ]
-        summary = {
-            key: int(results["summary"][key])
-            for key in ("tests", "passed", "failed", "pending", "skipped", "other")
-            if key in results["summary"]
-        }
-    except (SandboxFileNotFound, SandboxIsADirectory):
-        return {}
-    except (FileError, orjson.JSONDecodeError, LookupError, TypeError, ValueError) as error:
-        return {"ctrf_error": f"ctrf.json cannot be read: {error}"}
-    return {"ctrf": {"summary": summary, "tests": tests[:MAX_TESTS_KEPT]}}
+    return evidence | run.files.report_evidence()

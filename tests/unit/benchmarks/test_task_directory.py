@@ -5,8 +5,11 @@ from typing import Any
 
 import pytest
 
-from hermes_rl.benchmarks.task_directory import TaskDirectory, content_digest, load_task
+from hermes_rl.benchmarks.artifacts import Artifact
+from hermes_rl.benchmarks.task_directory import TaskDirectory, load_task
 from hermes_rl.benchmarks.task_file import fill_templates
+from hermes_rl.benchmarks.terminal_task import content_digest
+from hermes_rl.benchmarks.verification import CollectHook
 from hermes_rl.errors import TaskError
 from hermes_rl.sandbox import Capability
 from hermes_rl.tasks import describe
@@ -15,6 +18,7 @@ TASKS = Path(__file__).parents[2] / "data/tasks"
 
 FULL = """
 schema_version = "1.4"
+artifacts = ["/app/log", { source = "/var/db", destination = "db", exclude = ["*.tmp"] }]
 [metadata]
 difficulty = "hard"
 tags = ["a"]
@@ -25,6 +29,10 @@ user = 1000
 timeout_sec = 50
 user = "checker"
 env = { MODE = "${HERMES_T_MODE:-strict}" }
+[[verifier.collect]]
+command = "dump"
+timeout_sec = 7
+user = 0
 [environment]
 docker_image = "some/image:1"
 build_timeout_sec = 77
@@ -61,8 +69,8 @@ async def test_our_tasks_load_sorted_with_everything_they_say() -> None:
     assert hello.solution is not None
     assert hello.solution.files == (TASKS / "hello-file/solution").resolve()
     assert describe(tasks["kv-server"]).sandbox.network == "none"
-    words = tasks["word-count"]
-    assert (words.verifier.workdir, words.verifier.env) == ("/srv/data", {"EXPECTED_WORDS": "5"})
+    words = tasks["word-count"].verifier.harness
+    assert (words.workdir, words.env) == ("/srv/data", {"EXPECTED_WORDS": "5"})
 
 
 async def test_one_task_folder_is_a_set_of_one() -> None:
@@ -81,12 +89,17 @@ def test_every_field_of_the_simple_core_is_honoured(folder: Path) -> None:
     assert spec.build_timeout_s == 77
     assert spec.healthcheck is not None
     assert (spec.healthcheck.interval_s, spec.healthcheck.retries) == (1, 9)
-    assert Capability.ISOLATION in spec.needs
-    assert (task.agent_user, task.verifier.user) == ("1000", "checker")
-    assert (task.verifier.timeout_s, task.verifier.env) == (50, {"MODE": "strict"})
-    assert task.deadlines.agent_s == 900
-    assert task.deadlines.reward_s is not None
-    assert task.deadlines.reward_s > 50
+    assert spec.needs == {Capability.ISOLATION, Capability.USERS}
+    verifier = task.verifier
+    assert (task.agent_user, verifier.harness.user) == ("1000", "checker")
+    assert (verifier.timeout_s, verifier.harness.env) == (50, {"MODE": "strict"})
+    assert verifier.collect == [CollectHook(command="dump", timeout_s=7, user="0")]
+    assert verifier.artifacts == [
+        Artifact(source="/app/log"),
+        Artifact(source="/var/db", destination="db", exclude=("*.tmp",)),
+    ]
+    assert (task.deadlines.agent_s, task.deadlines.reward_s) == (900, 50)
+    assert task.deadlines.reward_margin_s > 60
     assert task.solution is not None
     assert task.solution.env["S"] == "t"
 
@@ -153,6 +166,18 @@ def write(name: str, content: bytes) -> Callable[[Path], Any]:
         (remove("tests/test.sh"), r"tests/test.sh is missing"),
         (remove("environment/Dockerfile"), r"environment.docker_image: give an image"),
         (write("environment/docker-compose.yaml", b""), r"compose files are not supported"),
+        (write("trajectory.json", b"[]"), r"trajectories are not supported"),
+        (spoil_toml('schema_version = "1.4"', "artifacts = ['app/x']"), r"artifacts.0.source"),
+        (
+            spoil_toml('schema_version = "1.4"', "artifacts = [{source = '/x', service = 'db'}]"),
+            r"artifacts.0.service: services of compose",
+        ),
+        (
+            spoil_toml(
+                "[verifier]", "[[verifier.collect]]\ncommand = 'x'\nservice = 'y'\n[verifier]"
+            ),
+            r"verifier.collect.0.service",
+        ),
     ],
 )
 def test_a_malformed_task_names_file_and_field(
@@ -161,6 +186,23 @@ def test_a_malformed_task_names_file_and_field(
     spoil(folder)
     with pytest.raises(TaskError, match=message):
         load_task(folder)
+
+
+def test_force_build_takes_the_dockerfile_although_there_is_an_image(folder: Path) -> None:
+    spoil_toml("cpus = 1", 'docker_image = "some/image:1"')(folder)
+    assert load_task(folder).sandbox.image == "some/image:1"
+    built = load_task(folder, force_build=True).sandbox
+    assert (built.image, built.dockerfile_dir) == (None, (folder / "environment").resolve())
+    (folder / "environment/Dockerfile").unlink()
+    assert load_task(folder).sandbox.image == "some/image:1"
+    with pytest.raises(TaskError, match="leave force_build out, or put a Dockerfile"):
+        load_task(folder, force_build=True)
+
+
+def test_whether_the_tests_write_a_report_is_read_from_them(folder: Path) -> None:
+    assert not load_task(folder).verifier.wants_report
+    (folder / "tests/test.sh").write_text("pytest --ctrf /logs/verifier/ctrf.json\n")
+    assert load_task(folder).verifier.wants_report
 
 
 async def test_all_faults_of_all_tasks_are_reported_at_once(tmp_path: Path) -> None:

@@ -1,165 +1,376 @@
-from collections.abc import Sequence
+"""The order of a verification and what its outcomes mean, on a fake sandbox."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 
-from hermes_rl.benchmarks.verification import (
-    Verifier,
-    parse_reward_json,
-    parse_reward_text,
+from hermes_rl.benchmarks import pass_checks
+from hermes_rl.benchmarks.artifacts import Artifact
+from hermes_rl.benchmarks.verification import RERUN_S, CollectHook, Verifier
+from hermes_rl.benchmarks.verifier_run import ENDED, LOGS, STDOUT, TESTS, Harness
+from hermes_rl.context import ToolContext
+from hermes_rl.errors import (
+    CreateError,
+    RewardUnreadable,
+    SandboxGone,
+    VerifierBootstrapFailed,
+    VerifierTimeout,
 )
-from hermes_rl.errors import RewardError
-from hermes_rl.sandbox import ExecResult
+from hermes_rl.sandbox import Capability, Change, DirEntry, ExecResult
 from hermes_rl.testing.fake_sandbox import FakeSandbox
+from hermes_rl.types import Reward
 
-LOGS = "/logs/verifier"
+REPORT = orjson.dumps(
+    {
+        "results": {
+            "summary": {"tests": 2, "passed": 1, "failed": 1},
+            "tests": [
+                {"name": "t1", "status": "passed", "extra": 1},
+                {"name": "t2", "status": "failed"},
+            ],
+        }
+    }
+)
 
 
-class Scripted(FakeSandbox):
-    """A fake whose ``test.sh`` leaves the given files."""
+class Box(FakeSandbox):
+    """A fake whose ``test.sh`` leaves the given files, one set per run.
 
-    def __init__(self, files: dict[str, bytes], **result: Any) -> None:
+    Attributes:
+        steps: What was done, in words.
+        options: Of each command.
+    """
+
+    def __init__(self, *runs: dict[str, bytes] | Exception, **result: Any) -> None:
         super().__init__(run=self._answer)
-        self.left = files
+        self.runs = list(runs)
         self.result = {"exit_code": 0, **result}
+        self.steps: list[str] = []
         self.options: list[dict[str, Any]] = []
+        self.refuses = ""
+        self.changed: list[Change] = []
+        self.mtimes: dict[str, float] = {}
 
     async def exec(self, cmd: str | Sequence[str], **options: Any) -> ExecResult:
         self.options.append(options)
         return await super().exec(cmd, **options)
 
     def _answer(self, cmd: str | Sequence[str]) -> ExecResult:
+        words = cmd if isinstance(cmd, str) else " ".join(cmd)
+        if self.refuses and self.refuses in words:
+            return ExecResult(exit_code=1, stderr=b"not today")
         if cmd == ["id", "-u"]:
             return ExecResult(exit_code=0, stdout=b"0\n")
-        if isinstance(cmd, str) and cmd.startswith("/tests/test.sh"):
-            self.files |= {f"{LOGS}/{name}": data for name, data in self.left.items()}
-            return ExecResult(**self.result)
+        if isinstance(cmd, str) and cmd.startswith(f"{TESTS}/test.sh"):
+            return self._test()
         if cmd[0] == "tail":
             return ExecResult(exit_code=0, stdout=b"the end of the output")
-        if "rm -rf" in cmd[-1]:
-            self.files = {n: d for n, d in self.files.items() if not n.startswith(LOGS)}
+        if "rm -rf" in words:
+            self.steps.append("prepare")
+            self._forget(f"{LOGS}/", f"{TESTS}/")
+        elif "rm -f" in words:
+            self._forget(f"{LOGS}/reward")
+        elif isinstance(cmd, str):
+            self.steps.append(cmd)
         return ExecResult(exit_code=0)
+
+    def _forget(self, *prefixes: str) -> None:
+        self.files = {n: d for n, d in self.files.items() if not n.startswith(prefixes)}
+
+    def _test(self) -> ExecResult:
+        self.steps.append("test")
+        left = self.runs.pop(0) if len(self.runs) > 1 else self.runs[0]
+        if isinstance(left, Exception):
+            raise left
+        self.files |= {f"{LOGS}/{name}": data for name, data in left.items()}
+        self.files |= {STDOUT: b"", ENDED: b""}
+        return ExecResult(**self.result)
+
+    async def list(self, path: str, *, user: str | None = None) -> list[DirEntry]:
+        return [
+            DirEntry(e.name, e.kind, e.size_bytes, self.mtimes.get(e.name, 0.0), e.mode)
+            for e in await super().list(path)
+        ]
+
+    async def changes(self) -> Sequence[Change]:
+        self.steps.append("changes")
+        return self.changed
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pass_checks, "REAPPEARS_WITHIN_S", 0.0)
 
 
 @pytest.fixture
-def tests_folder(tmp_path: Path) -> Path:
-    (tmp_path / "test.sh").write_text("#!/bin/sh\n")
-    return tmp_path
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests/test.sh").write_text("#!/bin/sh\n")
+    return tmp_path / "tests"
 
 
-async def run(folder: Path, sandbox: FakeSandbox, **options: Any) -> Any:
-    return await Verifier(tests=folder, timeout_s=5.0, **options).run(sandbox)
+async def verify(
+    folder: Path,
+    box: Box,
+    *,
+    spare: Box | Exception | None = None,
+    limit_s: float | None = None,
+    kept: Path | None = None,
+    env: dict[str, str] | None = None,
+    workdir: str | None = None,
+    **options: Any,
+) -> Reward:
+    @asynccontextmanager
+    async def open_spare() -> AsyncIterator[Box]:
+        if isinstance(spare, Exception):
+            raise spare
+        assert spare is not None, "no spare sandbox was expected"
+        yield spare
+        await spare.close()
+
+    context = ToolContext(box, None, limit_s=limit_s, artifacts=kept, open_spare=open_spare)  # type: ignore[arg-type]
+    harness = Harness(tests=folder, env=env or {}, workdir=workdir)
+    return await Verifier(harness=harness, timeout_s=5.0, **options).run(context)
 
 
-@pytest.mark.parametrize(
-    ("files", "exit_code", "expected"),
-    [
-        ({"reward.txt": b"1"}, 0, 1.0),
-        ({"reward.txt": b"1\n"}, 1, 1.0),
-        ({"reward.txt": b"0"}, 0, 0.0),
-        ({"reward.txt": b" 0.25 \n"}, 137, 0.25),
-        ({"reward.json": b'{"reward": 0.5}'}, 0, 0.5),
-        ({"reward.json": b'{"score": 1}'}, 0, 1.0),
-        ({"reward.json": b'{"a": 0, "reward": 1, "b": 2}'}, 0, 1.0),
-        ({"reward.json": b'{"reward": 0}', "reward.txt": b"1"}, 0, 0.0),
-        ({"reward.txt": b"-1"}, 0, -1.0),
-    ],
-)
-async def test_the_files_decide_and_the_exit_code_does_not(
-    tests_folder: Path, files: dict[str, bytes], exit_code: int, expected: float
-) -> None:
-    reward = await run(tests_folder, Scripted(files, exit_code=exit_code))
-    assert reward.value == expected
-    assert reward.evidence["test_exit_code"] == exit_code
+async def test_the_exit_code_means_nothing(folder: Path) -> None:
+    for code, written, value in ((0, b"0", 0.0), (1, b"1", 1.0), (137, b"0.25", 0.25)):
+        reward = await verify(folder, Box({"reward.txt": written}, exit_code=code))
+        assert reward.value == value
+        assert reward.evidence["test_exit_code"] == code
 
 
-@pytest.mark.parametrize(
-    ("files", "message"),
-    [
-        ({}, r"neither reward.json nor reward.txt.*the end of the output"),
-        ({"reward.txt": b""}, "no number"),
-        ({"reward.txt": b"one"}, "'one', which is no number"),
-        ({"reward.txt": b"nan"}, "not finite"),
-        ({"reward.txt": b"inf"}, "not finite"),
-        ({"reward.json": b""}, "not valid JSON"),
-        ({"reward.json": b"{}"}, "object of finite numbers"),
-        ({"reward.json": b"1"}, "object of finite numbers"),
-        ({"reward.json": b'{"reward": "1"}'}, "object of finite numbers"),
-        ({"reward.json": b'{"reward": true}'}, "object of finite numbers"),
-        ({"reward.json": b'{"reward": NaN}'}, "not valid JSON"),
-        ({"reward.json": b'{"reward": {"a": 1}}'}, "object of finite numbers"),
-        ({"reward.json": b'{"a": 1, "b": 0}'}, "none of them 'reward'"),
-        ({"reward.json": b"broken", "reward.txt": b"1"}, "not valid JSON"),
-        ({"reward.txt": b"1" * 70_000}, "cannot be read"),
-    ],
-)
-async def test_no_readable_reward_is_an_error_and_no_zero(
-    tests_folder: Path, files: dict[str, bytes], message: str
-) -> None:
-    with pytest.raises(RewardError, match=f"(?s){message}"):
-        await run(tests_folder, Scripted(files))
-
-
-async def test_a_stale_reward_does_not_count(tests_folder: Path) -> None:
-    sandbox = Scripted({})
-    sandbox.files[f"{LOGS}/reward.txt"] = b"1"
-    with pytest.raises(RewardError, match="neither"):
-        await run(tests_folder, sandbox)
-
-
-async def test_a_verifier_that_runs_out_of_time_is_an_error_even_with_a_reward(
-    tests_folder: Path,
-) -> None:
-    sandbox = Scripted({"reward.txt": b"1"}, timed_out=True, exit_code=124)
-    with pytest.raises(RewardError, match=r"(?s)did not end within its 5 s.*the end"):
-        await run(tests_folder, sandbox)
+async def test_the_order_is_collect_compare_prepare_test(folder: Path) -> None:
+    box = Box({"reward.txt": b"1"})
+    box.capabilities = frozenset({Capability.CHANGES})
+    await verify(folder, box, collect=[CollectHook(command="dump state")])
+    assert box.steps == ["dump state", "changes", "prepare", "test"]
 
 
 async def test_only_the_declared_environment_is_passed_in_a_stateless_session(
-    tests_folder: Path,
+    folder: Path,
 ) -> None:
-    sandbox = Scripted({"reward.txt": b"1"})
-    await run(tests_folder, sandbox, env={"A": "b"}, workdir="/w")
+    box = Box({"reward.txt": b"0"})
+    await verify(folder, box, env={"A": "b"}, workdir="/w")
     (options,) = [
-        o
-        for o, cmd in zip(sandbox.options, sandbox.commands, strict=True)
-        if isinstance(cmd, str) and "/tests/test.sh" in cmd
+        options
+        for options, cmd in zip(box.options, box.commands, strict=True)
+        if isinstance(cmd, str) and cmd.startswith(f"{TESTS}/test.sh")
     ]
     assert options["env"] == {"A": "b"}
     assert options["cwd"] == "/w"
     assert options["session"] is None
     assert options["timeout_s"] == 5.0
-    assert sandbox.files["/tests/test.sh"] == b"#!/bin/sh\n"
+    assert options["user"] is None
+    assert box.files["/tests/test.sh"] == b"#!/bin/sh\n"
 
 
-async def test_the_test_report_is_kept_as_evidence(tests_folder: Path) -> None:
-    tests = [{"name": "t1", "status": "passed", "extra": 1}, {"name": "t2", "status": "failed"}]
-    ctrf = {"results": {"summary": {"tests": 2, "passed": 1, "failed": 1}, "tests": tests}}
-    sandbox = Scripted({"reward.txt": b"0", "ctrf.json": orjson.dumps(ctrf)})
-    evidence = (await run(tests_folder, sandbox)).evidence
-    assert evidence["ctrf"]["summary"] == {"tests": 2, "passed": 1, "failed": 1}
-    assert evidence["ctrf"]["tests"][1] == {"name": "t2", "status": "failed"}
+@pytest.mark.parametrize(("limit_s", "timeout_s"), [(None, 5.0), (2.0, 2.0), (60.0, 5.0)])
+async def test_the_configurations_limit_caps_the_tests(
+    folder: Path, limit_s: float | None, timeout_s: float
+) -> None:
+    box = Box({"reward.txt": b"0"})
+    await verify(folder, box, limit_s=limit_s)
+    assert timeout_s in [options["timeout_s"] for options in box.options]
+
+
+async def test_a_stale_reward_does_not_count(folder: Path) -> None:
+    box = Box({})
+    box.files[f"{LOGS}/reward.txt"] = b"1"
+    with pytest.raises(RewardUnreadable, match="neither"):
+        await verify(folder, box, spare=Box({}))
+
+
+async def test_no_end_in_time_is_an_error_even_with_a_reward(folder: Path) -> None:
+    box = Box({"reward.txt": b"1"}, timed_out=True, exit_code=124)
+    with pytest.raises(VerifierTimeout, match=r"(?s)did not end within its 5 s.*the end"):
+        await verify(folder, box)
+    assert box.steps.count("test") == 1
+
+
+async def test_several_numbers_and_the_test_report_are_evidence(folder: Path) -> None:
+    files = {"reward.json": b'{"reward": 0.5, "style": 1}', "ctrf.json": REPORT}
+    reward = await verify(folder, Box(files))
+    assert reward.value == 0.5
+    assert reward.evidence["rewards"] == {"reward": 0.5, "style": 1.0}
+    assert reward.evidence["ctrf"]["summary"] == {"tests": 2, "passed": 1, "failed": 1}
+    assert reward.evidence["ctrf"]["tests"][1] == {"name": "t2", "status": "failed"}
+    assert reward.flags == ()
 
 
 @pytest.mark.parametrize(
     "content", [b"broken", b"{}", b'{"results": {"tests": 5}}', b"x" * (5 << 20)]
 )
 async def test_an_unreadable_test_report_does_not_change_the_reward(
-    tests_folder: Path, content: bytes
+    folder: Path, content: bytes
 ) -> None:
-    reward = await run(tests_folder, Scripted({"reward.txt": b"1", "ctrf.json": content}))
-    assert reward.value == 1.0
+    reward = await verify(folder, Box({"reward.txt": b"1", "ctrf.json": content}))
+    assert (reward.value, reward.flags) == (1.0, ())
     assert "ctrf_error" in reward.evidence
 
 
-async def test_an_unknown_verifier_user_is_an_error(tests_folder: Path) -> None:
-    sandbox = FakeSandbox(run=lambda _: ExecResult(exit_code=1, stderr=b"no such user"))
-    with pytest.raises(RewardError, match="user ghost does not exist"):
-        await run(tests_folder, sandbox, user="ghost")
+# Unsettled runs ---------------------------------------------------------------------------------
 
 
-def test_the_parsers_alone() -> None:
-    assert parse_reward_text(b"1e-1") == 0.1
-    assert parse_reward_json(b'{"x": 2}') == (2.0, {"x": 2.0})
+async def test_a_report_is_only_waited_for_where_the_tests_ask_for_one(folder: Path) -> None:
+    box = Box({"reward.txt": b"0"})
+    assert (await verify(folder, box)).value == 0.0
+    assert box.steps.count("test") == 1
+
+
+async def test_a_full_reward_without_a_report_is_settled(folder: Path) -> None:
+    reward = await verify(folder, Box({"reward.txt": b"1"}), wants_report=True)
+    assert reward.value == 1.0
+
+
+async def test_what_works_the_second_time_counts(folder: Path) -> None:
+    box = Box({"reward.txt": b"0"}, {"reward.txt": b"1", "ctrf.json": b"{}"})
+    reward = await verify(folder, box, wants_report=True)
+    assert (reward.value, reward.evidence["verifier_runs"]) == (1.0, 2)
+    assert box.steps == ["prepare", "test", "prepare", "test"]
+
+
+@pytest.mark.parametrize("left", [{"reward.txt": b"0"}, {}])
+async def test_what_works_in_a_fresh_sandbox_was_broken_by_the_agent(
+    folder: Path, left: dict[str, bytes]
+) -> None:
+    spare = Box({"reward.txt": b"0", "ctrf.json": REPORT})
+    reward = await verify(folder, Box(left), spare=spare, wants_report=True)
+    assert reward.value == 0.0
+    assert "not in the agent's" in reward.evidence["agent_broke"]
+    assert spare.closed == 1
+
+
+async def test_a_pass_in_a_fresh_sandbox_is_not_the_agents_pass(folder: Path) -> None:
+    spare = Box({"reward.txt": b"1", "ctrf.json": REPORT})
+    assert (await verify(folder, Box({}), spare=spare)).value == 0.0
+
+
+async def test_what_does_not_work_in_a_fresh_sandbox_either_is_an_error(folder: Path) -> None:
+    boxes = [Box({"reward.txt": b"0"}) for _ in range(2)]
+    with pytest.raises(VerifierBootstrapFailed, match=r"(?s)verifier_bootstrap: .*the end of"):
+        await verify(folder, boxes[0], spare=boxes[1], wants_report=True)
+    assert [box.steps.count("test") for box in boxes] == [2, 1]
+
+
+async def test_a_fresh_sandbox_that_cannot_be_had_settles_nothing(folder: Path) -> None:
+    box = Box({"reward.txt": b"0"})
+    with pytest.raises(VerifierBootstrapFailed):
+        await verify(folder, box, spare=CreateError("no room"), wants_report=True)
+
+
+async def test_further_runs_share_what_is_left_of_the_time_but_have_enough(folder: Path) -> None:
+    boxes = [Box({}), Box({"reward.txt": b"0"})]
+    await verify(folder, boxes[0], spare=boxes[1])
+    times = [o["timeout_s"] for box in boxes for o in box.options if o.get("env") is not None]
+    assert times == [5.0, RERUN_S / 2, RERUN_S / 2]
+
+
+async def test_an_agent_that_broke_the_set_up_scores_0(folder: Path) -> None:
+    box = Box({"reward.txt": b"1"})
+    box.refuses = "mkdir"
+    reward = await verify(folder, box, spare=Box({"reward.txt": b"0"}))
+    assert (reward.value, "agent_broke" in reward.evidence) == (0.0, True)
+
+
+@pytest.mark.parametrize(("refuses", "message"), [("mkdir", "set up"), ("id -u", "run as user")])
+async def test_a_set_up_that_never_works_is_an_error(
+    folder: Path, refuses: str, message: str
+) -> None:
+    boxes = [Box({"reward.txt": b"1"}) for _ in range(2)]
+    for box in boxes:
+        box.refuses = refuses
+    with pytest.raises(RewardUnreadable, match=f"{message}.*not today"):
+        await verify(folder, boxes[0], spare=boxes[1])
+
+
+async def test_a_lost_sandbox_is_the_sandboxs_error(folder: Path) -> None:
+    with pytest.raises(SandboxGone):
+        await verify(folder, Box(SandboxGone("gone", cause="oom", by_agent=True)))
+
+
+# Passes, flags ----------------------------------------------------------------------------------
+
+
+async def test_an_honest_pass_carries_no_flag(folder: Path) -> None:
+    reward = await verify(folder, Box({"reward.txt": b"1"}))
+    assert (reward.value, reward.flags) == (1.0, ())
+
+
+async def test_changes_to_what_tests_need_are_flags_whatever_the_reward(folder: Path) -> None:
+    box = Box({"reward.txt": b"0"})
+    box.capabilities = frozenset({Capability.CHANGES})
+    box.changed = [Change("/etc/ld.so.preload", "added")]
+    (flag,) = (await verify(folder, box)).flags
+    assert flag.startswith("tamper_suspect: /etc/ld.so.preload")
+
+
+async def test_failed_tests_beside_a_full_reward_are_a_flag(folder: Path) -> None:
+    (flag,) = (await verify(folder, Box({"reward.txt": b"1", "ctrf.json": REPORT}))).flags
+    assert "1 failed tests" in flag
+
+
+async def test_a_reward_newer_than_the_end_of_the_tests_is_a_flag(folder: Path) -> None:
+    box = Box({"reward.txt": b"1"})
+    box.mtimes = {".ended": 10.0, "reward.txt": 10.1}
+    (flag,) = (await verify(folder, box)).flags
+    assert "written after" in flag
+
+
+async def test_tests_that_changed_meanwhile_are_a_flag(folder: Path) -> None:
+    for change in ({f"{TESTS}/test.sh": b"#!/bin/sh\necho"}, {f"{TESTS}/test.sh": b""}):
+
+        class Meddler(Box):
+            def _test(self, change: dict[str, bytes] = change) -> ExecResult:
+                self.files |= change
+                return super()._test()
+
+        (flag,) = (await verify(folder, Meddler({"reward.txt": b"1"}))).flags
+        assert "/tests/test.sh is not what was uploaded" in flag
+
+
+async def test_a_reward_that_comes_back_is_a_flag(folder: Path) -> None:
+    class Stubborn(Box):
+        def _forget(self, *prefixes: str) -> None:
+            if prefixes != (f"{LOGS}/reward",):
+                super()._forget(*prefixes)
+
+    (flag,) = (await verify(folder, Stubborn({"reward.txt": b"1"}))).flags
+    assert "came back" in flag
+
+
+# What is kept -----------------------------------------------------------------------------------
+
+
+async def test_artifacts_are_kept_and_what_cannot_be_is_named(folder: Path, tmp_path: Path) -> None:
+    box = Box({"reward.txt": b"0"})
+    box.files["/app/out.txt"] = b"made"
+    artifacts = [
+        Artifact(source="/app/out.txt"),
+        Artifact(source="/app/out.txt", destination="../../x/result.txt"),
+        Artifact(source="/app/none"),
+    ]
+    reward = await verify(folder, box, artifacts=artifacts, kept=tmp_path / "kept")
+    assert reward.evidence["artifacts"] == ["app/out.txt", "x/result.txt"]
+    assert list(reward.evidence["artifacts_failed"]) == ["/app/none"]
+    assert (tmp_path / "kept/app/out.txt").read_bytes() == b"made"
+    assert (tmp_path / "kept/x/result.txt").read_bytes() == b"made"
+
+
+async def test_without_a_place_for_them_artifacts_are_not_copied(folder: Path) -> None:
+    reward = await verify(folder, Box({"reward.txt": b"0"}), artifacts=[Artifact(source="/x")])
+    assert "artifacts_failed" not in reward.evidence
+
+
+async def test_a_failing_hook_is_evidence_and_no_error(folder: Path) -> None:
+    box = Box({"reward.txt": b"1"})
+    box.refuses = "dump"
+    reward = await verify(folder, box, collect=[CollectHook(command="dump state")])
+    assert reward.value == 1.0
+    assert reward.evidence["collect_failed"] == [{"command": "dump state", "exit_code": 1}]
