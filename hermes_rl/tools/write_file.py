@@ -55,7 +55,10 @@ _PARAMETERS: JSONObject = {
 async def run_write_file(scope: ToolScope, arguments: JSONObject) -> JSONObject:
     """Run one ``write_file`` call."""
     content: str = arguments["content"]
-    full = await scope.shell.resolve(arguments["path"])
+    path: str = arguments["path"]
+    full = await scope.shell.resolve(path)
+    if not path or path.endswith("/"):
+        return _not_written(full, f"{path!r} names a directory; give the path of a file.")
     refusal = refuse_write(full) if scope.guard_host else None
     if refusal:
         return _not_written(full, refusal)

@@ -142,6 +142,14 @@ async def test_write_file_reports_what_it_did(call) -> None:
     assert (await call("write_file", path="three.txt", content=""))["dirs_created"] is False
 
 
+@pytest.mark.parametrize("path", ["", "d/", "d", "."])
+async def test_a_path_of_a_directory_is_an_error(call, path: str) -> None:
+    await call("terminal", command="mkdir d")
+    result = await call("write_file", path=path, content="x")
+    assert result["bytes_written"] == 0
+    assert "directory" in result["error"]
+
+
 async def test_content_is_written_exactly(call, sandbox: Sandbox) -> None:
     await put(sandbox, "f", b"\xef\xbb\xbfold\r\n")
     await call("write_file", path="f", content="é\n$HOME `x` 'y'\r\nno end")

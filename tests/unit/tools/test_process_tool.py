@@ -1,7 +1,7 @@
 import anyio
 import pytest
 
-from hermes_rl.sandbox import Sandbox
+from hermes_rl.sandbox import Capability, Sandbox
 from hermes_rl.tools import NATIVE_TOOLS, ToolDispatcher, ToolSettings
 
 
@@ -128,6 +128,16 @@ async def test_a_process_that_closed_its_input_is_an_error_result(call) -> None:
         for _ in range(2)
     ]
     assert answers[-1]["status"] == "error"
+
+
+async def test_a_pseudo_terminal_is_one(call, sandbox: Sandbox) -> None:
+    if Capability.PTY not in sandbox.capabilities:
+        pytest.skip("this sandbox has no pseudo-terminals")
+    session_id = await start(call, "test -t 0 && echo terminal; read x; echo got $x", pty=True)
+    await call("process", action="submit", session_id=session_id, data="hi")
+    ended = await call("process", action="wait", session_id=session_id, timeout=10)
+    assert "terminal" in ended["output"]
+    assert "got hi" in ended["output"]
 
 
 @pytest.mark.parametrize(

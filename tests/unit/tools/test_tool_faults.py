@@ -12,10 +12,12 @@ from pathlib import Path
 
 import anyio
 import orjson
+import pytest
 
 from hermes_rl.sandbox import Backend, Capability, Sandbox, SandboxSpec
 from hermes_rl.testing.fake_sandbox import FakeSandbox
 from hermes_rl.tools import NATIVE_TOOLS, ToolDispatcher, ToolSettings
+from hermes_rl.tools.host_guard import refuse_command
 
 
 def living(mark: str) -> list[str]:
@@ -144,18 +146,34 @@ async def test_an_isolated_sandbox_guards_no_path() -> None:
     assert (await tools.call("terminal", '{"command": "rm -rf /"}', "2")).error is None
 
 
+HARMFUL = [
+    "rm -rf /",
+    "rm -rf /*",
+    "a; rm -r -f /etc",
+    "rm --recursive //etc/",
+    "sudo env A=1 /bin/rm -rfv '/usr'",
+    "sudo reboot",
+    "if true; then reboot; fi",
+    "shutdown -h now",
+    "mkfs.ext4 /dev/sda",
+    "kill -9 -1",
+    "kill -- -1",
+    "dd if=x of=/dev/sda",
+    "echo x > /dev/sda1",
+    ":(){ :|:& };:",
+]
+
+
 async def test_without_isolation_the_host_is_guarded(call_with) -> None:
     # On a fake, for the day the guard is broken: a real one would run these.
     sandbox = FakeSandbox()
     call = call_with(ToolDispatcher(sandbox, list(NATIVE_TOOLS)))
-    for path in ("/etc/x", "/usr/lib/x", "/root/../etc/x", "/root/.ssh/authorized_keys"):
+    for path in ("/etc/x", "//etc/x", "/usr/lib/x", "/root/../etc/x", "/root/.ssh/authorized_keys"):
         result = await call("write_file", path=path, content="x")
         assert "does not isolate" in result["error"], path
         result = await call("patch", mode="patch", patch=f"*** Add File: {path}\n+x")
         assert "does not isolate" in result["error"], path
-    for command in ("rm -rf /", "a; rm -r -f /etc", "sudo reboot", "mkfs.ext4 /dev/sda",
-                    "kill -9 -1", "dd if=x of=/dev/sda", ":(){ :|:& };:", "rm -rf /*",
-                    "echo x > /dev/sda1"):  # fmt: skip
+    for command in HARMFUL:
         result = await call("terminal", command=command)
         assert result["status"] == "blocked", command
         assert (await call("terminal", command=command, background=True))["status"] == "blocked"
@@ -163,15 +181,35 @@ async def test_without_isolation_the_host_is_guarded(call_with) -> None:
     assert sandbox.commands == []
 
 
-async def test_harmless_commands_are_not_guarded(call) -> None:
-    for command in (
-        "rm -rf ./build /tmp/x-hermes",
+@pytest.mark.parametrize(
+    "command",
+    [
+        "rm -rf ./build /tmp/x",
+        "rm -f /etc-not-there",
+        "rm -rf /home/user/project",
         "echo 'rm -rf /tmp'",
         "true reboot",
-        "rm -rf d/",
-    ):
-        result = await call("terminal", command=command)
-        assert result.get("status") is None, command
+        "echo x; # reboot the machine",
+        "cat > notes <<E\nreboot it later\nE",
+        "kill -1 99999",
+        "kill -9 $!",
+        "dd if=/dev/zero of=disk.img",
+        "echo x > /dev/null",
+    ],
+)
+def test_harmless_commands_are_not_guarded(command: str) -> None:
+    assert refuse_command(command) is None
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["rm " + "-r " * 40_000, ":(){" * 30_000, "rm -r " * 20_000, "> " * 50_000],
+    ids=["options", "bombs", "names", "redirections"],
+)
+def test_the_guard_is_cheap_on_any_command(command: str) -> None:
+    started = time.thread_time()
+    refuse_command(command)
+    assert time.thread_time() - started < 0.2
 
 
 async def test_servers_ampersands_and_nohup_are_allowed(call) -> None:
