@@ -1,12 +1,14 @@
 """The stream to a container's process, through aiodocker.
 
-aiodocker has no public way to tell whether a stream is still open or to drop it at once. The
+aiodocker has no public way to tell whether a stream is still open, to write without joining its
+one queue of waiters, or to drop a stream at once. The
 private names that are needed, ``Stream._resp`` and ``Stream._closed``, are used here only, are
 pinned by the version range of the extra ``docker``, and have a test each.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -16,6 +18,10 @@ from aiodocker.stream import Stream
 
 __all__ = ["AttachTransport", "converse"]
 
+SEND_BUFFER_BYTES = 1 << 20
+"""Written but not yet taken by the daemon; above this a sender waits."""
+FIRST_PAUSE_S = 0.001
+LONGEST_PAUSE_S = 0.05
 STDERR_KEPT_BYTES = 4096
 """What is kept of an outpost's standard error, for the message if it does not start."""
 
@@ -46,15 +52,17 @@ class AttachTransport:
     async def send(self, data: bytes) -> None:
         """Write all of ``data``; waits while the peer does not read.
 
+        aiohttp's own wait is one future for all writers: a cancelled one would end the others'. So
+        the buffer is looked at instead, in growing intervals; while there is room nothing waits.
+
         Raises:
             ConnectionError: The stream is closed.
         """
-        if not self._is_open():
-            raise ConnectionResetError("the container's stream is closed")
-        try:
-            await self._stream.write_in(data)
-        except (aiohttp.ClientError, RuntimeError, OSError) as error:
-            raise ConnectionResetError(f"the container's stream broke: {error}") from error
+        self._transport().write(data)
+        pause_s = FIRST_PAUSE_S
+        while self._transport().get_write_buffer_size() > SEND_BUFFER_BYTES:
+            await anyio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     async def receive(self) -> bytes:
         """Return the next bytes of standard output, b"" at the end."""
@@ -81,11 +89,13 @@ class AttachTransport:
         """Close both directions. Idempotent."""
         self._drop()
 
-    def _is_open(self) -> bool:
+    def _transport(self) -> asyncio.WriteTransport:
         response = self._stream._resp
-        if self._closed or response is None or response.connection is None:
-            return False
-        return response.connection.transport is not None
+        if not self._closed and response is not None and response.connection is not None:
+            transport = response.connection.transport
+            if isinstance(transport, asyncio.WriteTransport) and not transport.is_closing():
+                return transport
+        raise ConnectionResetError("the container's stream is closed")
 
     def _drop(self) -> None:
         if self._closed:

@@ -155,6 +155,22 @@ async def test_a_reader_wakes_when_its_stream_is_closed(engine: DockerEngine) ->
     assert ended == [b""]
 
 
+async def test_a_cancelled_sender_does_not_disturb_the_others(engine: DockerEngine) -> None:
+    script = "echo ready; sleep 2; head -c 8000006 | wc -c; read line"
+    container, transport = await _started(engine, script=script)
+    assert await _line(transport) == b"ready\n"
+    with anyio.move_on_after(0.2) as scope:
+        await transport.send(bytes(8_000_000))
+    assert scope.cancelled_caught
+    with anyio.fail_after(20):
+        async with anyio.create_task_group() as tasks:
+            for _ in range(3):
+                tasks.start_soon(transport.send, b"x\n")
+        assert await _line(transport) == b"8000006\n"
+    await transport.aclose()
+    await engine.remove(container)
+
+
 async def test_a_cancelled_attach_leaves_nothing_open(engine: DockerEngine) -> None:
     container = await _created(engine)
     await engine.json("version")
