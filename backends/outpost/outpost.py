@@ -67,6 +67,7 @@ MAX_PENDING_BYTES = 64 << 20  # of a command text that comes in pieces
 MAX_LIST_ENTRIES = 10000
 MAX_SCANNED_ENTRIES = 200000  # directory entries looked at for one list request
 TAIL_INTERVAL_S = 0.1  # between two reports of a rolling tail
+SETTLE_S = 0.01  # from a process' end to its result, if its output is still held open
 HUNT_INTERVAL_S = 0.002
 HUNT_REPORT_S = 0.2  # a killed command is reported after this time even if some process lingers
 HUNT_LIMIT_S = 5.0
@@ -830,12 +831,15 @@ class Command:
         self.id = id
         self.pid = 0
         self.started = time.monotonic()
+        self.ended = 0.0
         self.taps: List[Tap] = []
         self.feed: Optional[Feed] = None
         self.credit = 0
         self.status: Optional[int] = None
         self.hunt: Optional[Hunt] = None
         self.timed_out = False
+        self.settling = False
+        self.settled = False
         self.reported = False
         self.session: Optional[Session] = None
         self.state_in: Optional[State] = None
@@ -865,6 +869,7 @@ class Command:
 
     def exited(self, status: int) -> None:
         self.status = status
+        self.ended = time.monotonic()
         if self.hunt is not None and not self.hunt.over:
             self.hunt.round()
         self.maybe_report()
@@ -875,18 +880,24 @@ class Command:
             return  # what dies with the sandbox has no result of its own
         if self.hunt is not None and not self.hunt.reported:
             return
+        for tap in self.taps:
+            tap.drain()
+        if self.reported:  # by the last tap's closing
+            return
+        held = any(not tap.closed for tap in self.taps)
+        if held and self.hunt is None and not self.settled:
+            self.settle()
+            return
         self.reported = True
         if self.feed is not None:
             self.feed.close()
         self.save_session()
-        for tap in self.taps:
-            tap.drain()
         result: Dict[str, Union[bytes, str, int]] = {
             "code": exit_code(self.status),
             "signal": self.status & 0x7F,
             "timed_out": int(self.timed_out),
-            "duration_us": int((time.monotonic() - self.started) * 1e6),
-            "background": int(any(not tap.closed for tap in self.taps)),
+            "duration_us": int((self.ended - self.started) * 1e6),
+            "background": int(held),
         }
         for tap in self.taps:
             self.report_output(tap, result)
@@ -894,6 +905,17 @@ class Command:
             result["cwd"] = self.session.cwd
         self.outpost.link.send(RESULT, self.id, pack_fields(result))
         self.outpost.forget_if_done(self)
+
+    def settle(self) -> None:
+        """Give a background child a moment to redirect its output elsewhere before we count it."""
+        if not self.settling:
+            self.settling = True
+            self.outpost.call_later(SETTLE_S, self.settle_over)
+
+    def settle_over(self) -> None:
+        self.settling = False
+        self.settled = True
+        self.maybe_report()
 
     def report_output(self, tap: Tap, result: Dict[str, Union[bytes, str, int]]) -> None:
         kept, head = tap.ended()
@@ -917,6 +939,8 @@ class Command:
     def tap_closed(self) -> None:
         if self.reported:
             self.outpost.forget_if_done(self)
+        elif self.settling:
+            self.maybe_report()
 
 
 def exit_code(status: int) -> int:

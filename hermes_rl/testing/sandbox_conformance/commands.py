@@ -277,7 +277,7 @@ class CommandConformance(ConformanceBase):
 
     async def test_redirected_background_job_is_not_counted(self, sandbox: Sandbox) -> None:
         """A job with its output elsewhere is none of this command's any more."""
-        result = await sh(sandbox, "sleep 2 >/dev/null 2>&1 & echo started")
+        result = await sh(sandbox, "sleep 2 >/dev/null 2>&1 & sleep 0.2; echo started")
         assert (result.stdout, result.background) == (b"started\n", False)
 
     async def test_background_job_gets_no_sigpipe(self, sandbox: Sandbox) -> None:

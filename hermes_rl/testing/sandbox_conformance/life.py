@@ -141,7 +141,7 @@ class LifeConformance(ConformanceBase):
 
     async def test_lease_ends_the_sandbox(self, backend: Backend) -> None:
         """At its deadline a sandbox is gone, with the cause ``expired``."""
-        box = await backend.create(replace(self.spec, lease_s=2.0))
+        box = await backend.create(replace(self.spec, lease_s=3.0))
         try:
             with anyio.fail_after(30), pytest.raises(SandboxGone) as caught:
                 await sh(box, self.script("import time; time.sleep(60)"), timeout_s=60)
