@@ -30,7 +30,7 @@ from hermes_rl.errors import TaskError
 from hermes_rl.sandbox import Capability, HealthCheck, SandboxSpec
 from hermes_rl.tasks import Solution
 
-__all__ = ["TaskDirectory", "load_task", "load_tasks"]
+__all__ = ["TaskDirectory", "holds_tasks", "load_task", "load_tasks"]
 
 MAX_INSTRUCTION_BYTES = 1 << 20
 """A prompt beyond this fits no model; it is a mistake."""
@@ -82,6 +82,11 @@ def load_tasks(path: Path, *, force_build: bool = False) -> list[TerminalTask]:
     if faults:
         raise TaskError("\n".join(faults))
     return tasks
+
+
+def holds_tasks(path: Path) -> bool:
+    """Say whether a path is a task's directory or a directory of such. Blocks."""
+    return path.is_dir() and next(_task_folders(path), None) is not None
 
 
 def _task_folders(path: Path) -> Iterator[Path]:

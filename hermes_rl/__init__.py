@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from hermes_rl.agent import HermesAgentLoop
     from hermes_rl.atropos.base_env import HermesAgentBaseEnv
     from hermes_rl.atropos.config import HermesAgentEnvConfig
+    from hermes_rl.benchmarks.tblite.tblite_env import TBLiteEvalEnv
+    from hermes_rl.benchmarks.terminalbench_2.terminalbench2_env import TerminalBench2EvalEnv
+    from hermes_rl.benchmarks.yc_bench.yc_bench_env import YCBenchEvalEnv
     from hermes_rl.config import EnvConfig, ServerConfig
     from hermes_rl.context import SyncToolContext, ToolContext
     from hermes_rl.engine import RolloutEngine
@@ -48,12 +51,15 @@ __all__ = [
     "Solution",
     "StopReason",
     "SyncToolContext",
+    "TBLiteEvalEnv",
     "Task",
     "TaskSet",
+    "TerminalBench2EvalEnv",
     "TerminalTestEnv",
     "ToolContext",
     "ToolError",
     "Usage",
+    "YCBenchEvalEnv",
 ]
 
 _HOMES = {
@@ -71,6 +77,9 @@ _HOMES = {
 _ATROPOS_HOMES = {
     "hermes_rl.atropos.base_env": ("HermesAgentBaseEnv",),
     "hermes_rl.atropos.config": ("HermesAgentEnvConfig",),
+    "hermes_rl.benchmarks.tblite.tblite_env": ("TBLiteEvalEnv",),
+    "hermes_rl.benchmarks.terminalbench_2.terminalbench2_env": ("TerminalBench2EvalEnv",),
+    "hermes_rl.benchmarks.yc_bench.yc_bench_env": ("YCBenchEvalEnv",),
     "hermes_rl.envs.hermes_swe_env.hermes_swe_env": ("HermesSweEnv",),
     "hermes_rl.envs.terminal_test_env.terminal_test_env": ("TerminalTestEnv",),
 }

@@ -204,6 +204,8 @@ class AgentFields(ConfigModel):
     """Cores of tasks that do not say; None = no limit."""
     terminal_memory_mb: Annotated[int | None, AFFECTS_SCORE] = Field(default=None, gt=0)
     """Memory in MiB of tasks that do not say; None = the backend's default."""
+    force_build: Annotated[bool, AFFECTS_SCORE] = False
+    """Build images from Dockerfiles although tasks name prebuilt ones."""
     backend_options: dict[str, Any] = Field(default_factory=dict)
     """Options of the backend, e.g. {"local_isolation": "bwrap"}."""
     processes_at_reward: Annotated[ProcessesAtReward, AFFECTS_SCORE] = ProcessesAtReward.KEEP

@@ -14,6 +14,7 @@ import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
@@ -97,7 +98,7 @@ def find_tasks(spec: str) -> TaskSource:
             raise ConfigError(f"Task set {spec!r} cannot be imported: {error}") from error
     if Path(spec).is_dir():
         folder = Path(spec).resolve()
-        return TaskSource(spec=str(folder), factory=lambda: TaskDirectory(folder))
+        return TaskSource(spec=str(folder), factory=partial(TaskDirectory, folder))
     if "/" in spec or spec.endswith(".py"):
         hint = f" Name the class: {spec}:Class." if spec.endswith(".py") else ""
         raise TaskError(f"{spec} is no directory of tasks.{hint}")

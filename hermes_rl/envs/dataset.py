@@ -24,8 +24,9 @@ async def load_rows(
     """Load all rows of a data set in a thread.
 
     Args:
-        name: A data set on the hub (``owner/name``), a file (.json, .jsonl, .parquet, .csv), or a
-            directory of such files or of a data set saved for the hub.
+        name: A data set on the hub (``owner/name``, or ``owner/name@revision`` for one that
+            cannot change), a file (.json, .jsonl, .parquet, .csv), or a directory of such files
+            or of a data set saved for the hub.
         split: Split to take; ``train[:10]`` and the like work. A single local file has only
             the split ``train``, whatever is asked for.
         config_name: Configuration of a hub data set, e.g. the language of ``humanevalpack``.
@@ -54,7 +55,10 @@ def _load(name: str, split: str, config_name: str | None) -> list[dict[str, Any]
         elif path.suffix in _FORMATS or name.startswith((".", "/")):
             raise ConfigError(f"The data set file {name} does not exist.")
         else:
-            rows = datasets.load_dataset(name, config_name, split=split)
+            hub_name, _, revision = name.partition("@")
+            rows = datasets.load_dataset(
+                hub_name, config_name, split=split, revision=revision or None
+            )
     except ConfigError:
         raise
     except Exception as error:  # datasets raises what its readers and the hub raise

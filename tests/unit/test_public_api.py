@@ -29,12 +29,15 @@ PUBLIC = [
     "Solution",
     "StopReason",
     "SyncToolContext",
+    "TBLiteEvalEnv",
     "Task",
     "TaskSet",
+    "TerminalBench2EvalEnv",
     "TerminalTestEnv",
     "ToolContext",
     "ToolError",
     "Usage",
+    "YCBenchEvalEnv",
 ]
 HEAVY = ["atroposlib", "transformers", "wandb", "datasets", "modal", "numpy", "torch"]
 
