@@ -81,6 +81,7 @@ def _shapes(parser: Format) -> dict[str, Stretchable]:
     }
     for marker in HostileTexts(parser, seed=0).markers:
         shapes[f"{marker} repeated"] = Stretchable("", marker, "")
+        shapes[f"{marker} repeated, then calls"] = Stretchable("", marker, whole)
         shapes[f"{marker} and spaces"] = Stretchable(marker, " ", "")
         shapes[f"{marker} and a brace, repeated"] = Stretchable("", marker + "{", "")
         shapes[f"{marker} and a quote, repeated"] = Stretchable("", marker + '{"a": "', "")

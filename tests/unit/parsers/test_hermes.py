@@ -47,3 +47,24 @@ def test_registry_returns_one_shared_instance_and_names_the_nearest() -> None:
     assert "hermes" in list_parsers()
     with pytest.raises(UnknownName, match=r"'hermes'.*Known: .*hermes"):
         get_parser("hermse")
+
+
+def test_an_end_tag_in_a_string_of_a_malformed_call_does_not_end_it() -> None:
+    bad = (
+        '<tool_call>{"name": "w", "arguments": {"text": "the </tool_call> tag", oops}}</tool_call>'
+    )
+    result = HermesParser().parse(f"A.{bad}B.{CALL}C.")
+    assert [entry.raw for entry in result.invalid] == [bad]
+    assert (result.content, result.trailing) == ("A.B.", "C.")
+
+
+def test_a_malformed_call_ends_at_its_own_end_tag_though_a_quote_never_closed() -> None:
+    bad = '<tool_call>{"name": "w", "arguments": {"text": "open}}</tool_call>'
+    result = HermesParser().parse(f"{bad}\nB.\n{CALL}")
+    assert [entry.raw for entry in result.invalid] == [bad]
+    assert (result.content, len(result.tool_calls or ())) == ("B.", 1)
+
+
+def test_repeated_markers_of_mistral_count_once() -> None:
+    result = get_parser("mistral").parse("[TOOL_CALLS] [TOOL_CALLS]ls[ARGS]{}[TOOL_CALLS]")
+    assert result.markers == 2
