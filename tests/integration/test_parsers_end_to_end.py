@@ -13,9 +13,7 @@ from hermes_rl.engine import RolloutEngine
 from hermes_rl.testing.fake_tasks import FakeTask
 from hermes_rl.testing.model_server import answer_in_turn, say, serve_model
 from hermes_rl.types import AgentResult, StopReason
-from integration.docker_boxes import box
 
-pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("docker_image")]
 
 COMMAND = """printf '%s' 'a "b" {c} </d>' > proof.txt"""
 WRITTEN = 'a "b" {c} </d>'
@@ -81,12 +79,12 @@ async def _reward(result: AgentResult, ctx: ToolContext) -> float:
 
 async def _rollout(parser: str, texts: Sequence[str]) -> tuple[Any, Any]:
     """Play ``texts`` as the model's turns; return the result and the requests the server saw."""
-    config = EnvConfig(terminal_backend="docker", tool_call_parser=parser, rollout_retries=0)
+    config = EnvConfig(terminal_backend="local", tool_call_parser=parser, rollout_retries=0)
     script = answer_in_turn([say(text) for text in texts], then=say("Done."))
     async with serve_model(script) as server:
         model = ServerConfig(base_url=server.base_url, model_name="m")
         async with RolloutEngine(config, [model]) as engine:
-            result = await engine.rollout(FakeTask(reward=_reward, sandbox=box()))
+            result = await engine.rollout(FakeTask(reward=_reward))
         return result, server.requests
 
 
