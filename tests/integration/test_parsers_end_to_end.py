@@ -14,7 +14,6 @@ from hermes_rl.testing.fake_tasks import FakeTask
 from hermes_rl.testing.model_server import answer_in_turn, say, serve_model
 from hermes_rl.types import AgentResult, StopReason
 
-
 COMMAND = """printf '%s' 'a "b" {c} </d>' > proof.txt"""
 WRITTEN = 'a "b" {c} </d>'
 JSON = COMMAND.replace('"', '\\"')
