@@ -40,15 +40,17 @@ from hermes_rl.atropos.evaluating import (
     run_directory,
     write_evaluation,
 )
+from hermes_rl.atropos.group_members import GroupMembers
 from hermes_rl.atropos.group_state import GroupState, current_group, group_scope
 from hermes_rl.atropos.groups import merge_items, to_item
 from hermes_rl.atropos.item_task import ItemTask
+from hermes_rl.atropos.refused import Refused
 from hermes_rl.atropos.scoring import Tokenizer, scored_sequence
 from hermes_rl.atropos.servers import ServerAdapter, server_configs_of
 from hermes_rl.atropos.tracking import Tracker, readable
 from hermes_rl.config import ServerConfig
 from hermes_rl.engine import RolloutEngine
-from hermes_rl.errors import ConfigError, HermesRLError
+from hermes_rl.errors import ConfigError
 from hermes_rl.evaluation import OnProgress
 from hermes_rl.plan import ToolChoice, rollout_seed
 from hermes_rl.results import RolloutResult
@@ -59,35 +61,11 @@ from hermes_rl.tasks import Deadlines, Task
 from hermes_rl.tools import NATIVE_TOOLS
 from hermes_rl.types import JSONObject, Message
 
-__all__ = ["GroupFailed", "HermesAgentBaseEnv"]
-
-REPLACEMENTS_PER_GROUP = 4
-"""Errored rollouts of one group that are run anew before the group is given up."""
+__all__ = ["HermesAgentBaseEnv"]
 
 _log = logging.getLogger("hermes_rl.atropos")
 _loading = anyio.CapacityLimiter(1)
 """One thread loads tokenizers: it takes seconds and much of it holds the interpreter lock."""
-
-
-class GroupFailed(HermesRLError):
-    """A group did not get its full number of scored rollouts."""
-
-    retryable = True
-
-
-class _Refused:
-    """A name of ``BaseEnv``'s machinery: looking it up says what does its work here."""
-
-    def __init__(self, instead: str) -> None:
-        self._instead = instead
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    def __get__(self, env: object, owner: type | None = None) -> Any:
-        if env is None:
-            return self
-        raise ConfigError(f"BaseEnv.{self._name} is not used here: {self._instead}")
 
 
 _SCHEDULER = "the scheduler in hermes_rl.atropos.scheduler does its work; override hooks instead."
@@ -188,26 +166,26 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc] # atroposlib has no typ
         """Load the tokenizer in a thread; immediate when it is there."""
         return await anyio.to_thread.run_sync(lambda: self.tokenizer, limiter=_loading)
 
-    add_train_workers = _Refused(_SCHEDULER)
-    cleanup = _Refused(_SCHEDULER)
-    derived_batch_size = _Refused(_SCHEDULER)
-    env_manager = _Refused(_SCHEDULER)
-    env_step_checks = _Refused(_SCHEDULER)
-    get_server_info = _Refused(_SCHEDULER)
-    get_status = _Refused(_SCHEDULER)
-    handle_env = _Refused(_SCHEDULER)
-    perf_stats = _Refused(_SCHEDULER)
-    register_env = _Refused(_SCHEDULER)
-    _register_env = _Refused(_SCHEDULER)
-    setup_wandb = _Refused(_SCHEDULER)
-    handle_send_to_api = _Refused(_SENDER)
-    _post_json_with_compression = _Refused(_SENDER)
-    _send_scored_data_to_api = _Refused(_SENDER)
-    get_cli_evaluate_config_cls = _Refused(_COMMANDS)
-    get_cli_process_config_cls = _Refused(_COMMANDS)
-    get_cli_serve_config_cls = _Refused(_COMMANDS)
-    process_manager = _Refused(_COMMANDS)
-    _run_evaluate = _Refused(_COMMANDS)
+    add_train_workers = Refused(_SCHEDULER)
+    cleanup = Refused(_SCHEDULER)
+    derived_batch_size = Refused(_SCHEDULER)
+    env_manager = Refused(_SCHEDULER)
+    env_step_checks = Refused(_SCHEDULER)
+    get_server_info = Refused(_SCHEDULER)
+    get_status = Refused(_SCHEDULER)
+    handle_env = Refused(_SCHEDULER)
+    perf_stats = Refused(_SCHEDULER)
+    register_env = Refused(_SCHEDULER)
+    _register_env = Refused(_SCHEDULER)
+    setup_wandb = Refused(_SCHEDULER)
+    handle_send_to_api = Refused(_SENDER)
+    _post_json_with_compression = Refused(_SENDER)
+    _send_scored_data_to_api = Refused(_SENDER)
+    get_cli_evaluate_config_cls = Refused(_COMMANDS)
+    get_cli_process_config_cls = Refused(_COMMANDS)
+    get_cli_serve_config_cls = Refused(_COMMANDS)
+    process_manager = Refused(_COMMANDS)
+    _run_evaluate = Refused(_COMMANDS)
 
     # What a subclass gives.
 
@@ -296,7 +274,7 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc] # atroposlib has no typ
     async def collect_trajectory(self, item: Any) -> tuple[JSONObject | None, list[Any]]:
         """Run one rollout and return ``(ScoredDataItem, [])``; ``(None, [])`` if it failed."""
         result = await self.rollout(item)
-        self._count(f"rollouts_{result.status}")
+        self.count(f"rollouts_{result.status}")
         if result.status != "finished":
             _log.warning("A rollout of %s is %s: %s", result.task_id, result.status, result.failure)
             return None, []
@@ -307,9 +285,9 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc] # atroposlib has no typ
             tokenizer=await self.load_tokenizer() if uses_tokenizer else None,
         )
         if sequence is None:
-            self._count("rollouts_dropped_forked")
+            self.count("rollouts_dropped_forked")
             return None, []
-        self._count("sampled_tokens_left_out", sequence.left_out)
+        self.count("sampled_tokens_left_out", sequence.left_out)
         self._note_rollout(result, len(sequence.tokens))
         return to_item(sequence), []
 
@@ -327,7 +305,7 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc] # atroposlib has no typ
             schemas, names = self._resolve_tools_for_group()
             order = [schema["function"]["name"] for schema in schemas]
             state.tool_names = tuple(name for name in order if name in names)
-            members = _GroupMembers(self, item)
+            members = GroupMembers(self, item)
             items, backlog = await members.collect()
         group = merge_items(items)
         group["generation_params"] = {"temperature": self.config.agent_temperature}
@@ -487,66 +465,14 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc] # atroposlib has no typ
         folder = Path(self.checkpoint_dir, "env_checkpoints", self.wandb_prepend or self.name or "")
         return folder / f"step-{step}.json"
 
-    def _count(self, name: str, amount: int = 1) -> None:
+    def count(self, name: str, amount: int = 1) -> None:
+        """Add to a counter that is logged as ``rollouts/<name>``."""
         self.rollout_counters[name] = self.rollout_counters.get(name, 0) + amount
 
     def _note_rollout(self, result: RolloutResult, length: int) -> None:
         assert result.agent is not None
         self.completion_lengths.append(length)
-        self._count("tool_errors", len(result.agent.tool_errors))
-        self._count("turns", result.agent.turns_used)
+        self.count("tool_errors", len(result.agent.tool_errors))
+        self.count("turns", result.agent.turns_used)
         for name, amount in result.agent.counters.items():
-            self._count(name, amount)
-
-
-class _GroupMembers:
-    """Collects ``group_size`` items, running others in the place of those that fail."""
-
-    def __init__(self, env: HermesAgentBaseEnv, item: Any) -> None:
-        self._env = env
-        self._item = item
-        self._items: list[JSONObject] = []
-        self._backlog: list[Any] = []
-        self._failures = 0
-        replaces = env.config.group_failures == "retry"
-        self._allowed = REPLACEMENTS_PER_GROUP if replaces else 0
-        self._stopping: Exception | None = None
-
-    async def collect(self) -> tuple[list[JSONObject], list[Any]]:
-        """Return the items and the backlog.
-
-        Raises:
-            GroupFailed: Too many failed.
-            HermesRLError: One that stops the whole run.
-        """
-        async with anyio.create_task_group() as members:
-            for _ in range(self._env.config.group_size):
-                members.start_soon(self._member, members)
-        if self._stopping is not None:
-            raise self._stopping
-        size = self._env.config.group_size
-        if len(self._items) != size:
-            raise GroupFailed(f"{self._failures} rollouts of a group of {size} failed.")
-        return self._items, self._backlog
-
-    async def _member(self, members: anyio.abc.TaskGroup) -> None:
-        while True:
-            try:
-                item, backlog = await self._env.collect_trajectory(self._item)
-            except Exception as error:
-                if getattr(error, "stops_run", False) or isinstance(error, ConfigError):
-                    self._stopping = error
-                    members.cancel_scope.cancel()
-                    return
-                _log.warning("A rollout failed: %s: %s", type(error).__name__, error)
-                self._env._count("rollouts_raised")
-                item, backlog = None, []
-            self._backlog.extend(backlog)
-            if item is not None:
-                self._items.append(item)
-                return
-            self._failures += 1
-            if self._failures > self._allowed:
-                # The group cannot be completed any more: its other rollouts are of no use.
-                members.cancel_scope.cancel()
-                return
+            self.count(name, amount)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ import anyio
 import anyio.to_thread
 import orjson
 
-from hermes_rl.atropos.base_env import GroupFailed, HermesAgentBaseEnv
+from hermes_rl.atropos.base_env import HermesAgentBaseEnv
+from hermes_rl.atropos.group_members import GroupFailed
 from hermes_rl.atropos.html import write_html
 from hermes_rl.atropos.item_task import item_id
 from hermes_rl.atropos.jsonl import GroupFile
@@ -35,7 +37,7 @@ from hermes_rl.types import JSONObject
 __all__ = ["ProcessCounters", "Processor"]
 
 _log = logging.getLogger("hermes_rl.atropos")
-_pages = anyio.CapacityLimiter(1)
+_files = anyio.CapacityLimiter(1)
 
 
 class ProcessCounters:
@@ -85,15 +87,22 @@ class Processor:
         self._check_file()
         lock = self._path.with_suffix(".lock.d")
         lock.mkdir(parents=True, exist_ok=True)
-        with RunLock(lock), GroupFile(self._path, rows=self._env.config.jsonl_rows) as file:
+        rows = self._env.config.jsonl_rows
+        with RunLock(lock), await self._open_file(rows) as file:
             self._check_settings()
             try:
                 await self._run_groups(file)
             finally:
                 with anyio.CancelScope(shield=True):
-                    await anyio.to_thread.run_sync(write_html, self._path, limiter=_pages)
+                    await anyio.to_thread.run_sync(write_html, self._path, limiter=_files)
         if self._fatal is not None:
             raise self._fatal
+
+    async def _open_file(self, rows: str) -> GroupFile:
+        """Open the file in a thread: an existing one is read whole."""
+        return await anyio.to_thread.run_sync(
+            partial(GroupFile, self._path, rows=rows), limiter=_files
+        )
 
     def _check_file(self) -> None:
         if self._path.exists() and self._path.stat().st_size and not self._resume:

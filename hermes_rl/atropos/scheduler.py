@@ -23,7 +23,8 @@ from typing import Any
 import anyio
 from anyio.abc import TaskGroup
 
-from hermes_rl.atropos.base_env import GroupFailed, HermesAgentBaseEnv
+from hermes_rl.atropos.base_env import HermesAgentBaseEnv
+from hermes_rl.atropos.group_members import GroupFailed
 from hermes_rl.atropos.trajectory_api import (
     APIRefused,
     APIRestarted,
