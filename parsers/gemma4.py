@@ -166,27 +166,28 @@ class _GemmaScan:
                     continue
                 value, position = self._scalar(position)
                 container.add(value)
-            position = self._close(stack, position)
-            if len(stack) == 1 and stack[0].closer == "":
-                return stack[0].items[0], position
+            outermost, position = self._close(stack, position)
+            if not stack:
+                return outermost, position
 
-    def _close(self, stack: list[_Container], position: int) -> int:
-        """Leave every container that ends here; return where the next value is due."""
-        text = self._text
-        while True:
+    def _close(self, stack: list[_Container], position: int) -> tuple[Any, int]:
+        """Leave every container that ends here.
+
+        Returns:
+            The outermost one's value when the stack has become empty, and where to read on.
+        """
+        text, value = self._text, None
+        while stack:
             position = skip_space(text, position)
             container = stack[-1]
-            if text.startswith(container.closer, position):
-                stack.pop()
-                position += 1
-                if not stack:
-                    stack.append(_Container("", items=[container.result()]))
-                    return position
-                stack[-1].add(container.result())
-            elif text.startswith(",", position):
-                return position + 1
-            else:
+            if text.startswith(",", position):
+                return None, position + 1
+            if not text.startswith(container.closer, position):
                 raise _Fault(f"expected ',' or {container.closer!r}", position)
+            value, position = stack.pop().result(), position + 1
+            if stack:
+                stack[-1].add(value)
+        return value, position
 
     def _key(self, position: int) -> tuple[str, int]:
         """Read a key and its colon."""
