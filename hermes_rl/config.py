@@ -135,6 +135,8 @@ class ServerConfig(ConfigModel):
     """local: a GGUF file; None = the packaged 270M model."""
     threads: int | None = None
     """local: CPU threads; None = the number of cores."""
+    slots: int | None = Field(default=None, ge=1)
+    """local: completions computed at the same time; None = 4."""
     prompt_cost_usd_per_mtok: float | None = None
     """Price per million prompt tokens, for the cost limit where the server reports no cost."""
     completion_cost_usd_per_mtok: float | None = None

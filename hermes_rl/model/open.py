@@ -33,7 +33,7 @@ _OPENERS = {
     "openai": "hermes_rl.model.openai:open_openai",
     "vllm": "hermes_rl.model.token_exact:open_vllm",
     "sglang": "hermes_rl.model.token_exact:open_sglang",
-    "llamacpp": "hermes_rl.model.token_exact:open_llamacpp",
+    "llamacpp": "hermes_rl.model.llamacpp:open_llamacpp",
     "local": "hermes_rl.model.local:open_local",
     "oracle": "hermes_rl.model.oracle:open_oracle",
     "nop": "hermes_rl.model.open:open_nop",

@@ -83,17 +83,30 @@ class ChatModel(Protocol):
 
 
 class Renderer(Protocol):
-    """Turns messages into exactly the token ids a model expects (token-exact clients)."""
+    """Turns messages into exactly the token ids a model expects (token-exact clients).
 
-    def start(self, messages: Sequence[Message], tools: Sequence[JSONObject]) -> list[int]:
+    Keeps no state: one renderer serves all rollouts. Content of messages never becomes a control
+    token. Methods may ask a server (errors are :class:`~hermes_rl.errors.ModelError`) or use a
+    thread, so they are awaited.
+    """
+
+    @property
+    def cuts_turns(self) -> bool:
+        """Whether turns end at a text (:meth:`turn_end`), for want of an end-of-turn token."""
+        ...
+
+    async def start(self, messages: Sequence[Message], tools: Sequence[JSONObject]) -> list[int]:
         """Return the ids of the whole opening prompt, up to where the assistant speaks."""
         ...
 
-    def extend(self, turn: Sequence[int], new_messages: Sequence[Message]) -> list[int] | None:
+    async def extend(
+        self, turn: Sequence[int], new_messages: Sequence[Message]
+    ) -> list[int] | None:
         """Return the ids to append after a sampled turn so that ``new_messages`` are shown.
 
         Args:
-            turn: Ids sampled in the finished turn, its end token included if one was sampled.
+            turn: Ids sampled in the finished turn, its end token included if one was sampled. A
+                turn without its end (cut by length) is ended by the first of the returned ids.
             new_messages: Messages after the assistant turn (tool results, user messages).
 
         Returns:
@@ -102,6 +115,17 @@ class Renderer(Protocol):
         """
         ...
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of sampled ids, special tokens included."""
+    async def turn_end(self, turn: Sequence[int], *, searched: int = 0) -> int | None:
+        """Return how many leading ids make up the turn, None if it has not ended yet.
+
+        Asked only where :attr:`cuts_turns`.
+
+        Args:
+            turn: Ids sampled so far.
+            searched: Leading ids that are known not to hold the end.
+        """
+        ...
+
+    async def read(self, turn: Sequence[int]) -> str:
+        """Return the text of a finished turn for the tool-call parser, without its end token."""
         ...
