@@ -84,8 +84,8 @@ RESET_SIGNALS = (*IGNORED_SIGNALS, signal.SIGXFSZ)  # Python ignores SIGPIPE and
 # command count lines from 1. Arguments: SETUP, state file to read, state file to write, command,
 # then NAME=VALUE for this call only.
 WRAPPER = (
-    b'eval "$1"; eval "$__hermes_cmd"; '
-    b'{ __hermes_status=$?; eval "$__hermes_save"; } 2>/dev/null; exit "$__hermes_status"'
+    b'eval "$1"; eval " $__hermes_cmd"; '
+    b'{ set -- "$?"; eval "$__hermes_save"; } 2>/dev/null; exit "$1"'
 )
 # PWD is ours (the process was started in the right place); HERMES_CMD must be this command's.
 SETUP = rb"""
@@ -361,15 +361,17 @@ class Processes:
 
     def descendants_by_listing(self) -> Iterator[Tuple[int, int]]:
         children: Dict[int, List[int]] = {}
-        for name in os.listdir("/proc"):
-            if name.isdigit():
-                fields = slurp("/proc/%s/stat" % name).rpartition(b")")[2].split()
-                if len(fields) > 1:
-                    children.setdefault(int(fields[1]), []).append(int(name))
+        try:
+            names = [name for name in os.listdir("/proc") if name.isdigit()]
+        except OSError:
+            return
+        for name in names:
+            fields = slurp("/proc/%s/stat" % name).rpartition(b")")[2].split()
+            if len(fields) > 1:
+                children.setdefault(int(fields[1]), []).append(int(name))
         pending = [(child, self.pid) for child in children.get(self.pid, [])]
         if not self.adopts:  # orphans went elsewhere: only their environment tells
             mark = COOKIE + b"=" + self.tag + b"."
-            names = [name for name in os.listdir("/proc") if name.isdigit()]
             marked = [int(name) for name in names if mark in slurp("/proc/%s/environ" % name)]
             pending += [(pid, 0) for pid in marked if pid != self.pid]
         seen = set()
@@ -497,12 +499,12 @@ class Link:
         self.unsent_bytes = len(data)
         if data and not self.outpost.is_watched(self.fd_out):
             self.outpost.watch(self.fd_out, selectors.EVENT_WRITE, self.writable)
+        if not self.congested:
+            self.outpost.resume_paused()
 
     def writable(self) -> None:
         self.outpost.unwatch(self.fd_out)
         self.flush()
-        if not self.congested:
-            self.outpost.resume_paused()
 
     def readable(self) -> None:
         try:
@@ -532,6 +534,8 @@ class Link:
             start = end
             try:
                 self.outpost.handlers[kind](id, payload)
+            except OSError as error:
+                self.outpost.fail(id, error)
             except (struct.error, IndexError, KeyError, ValueError, UnicodeDecodeError):
                 self.outpost.finish("garbage")
                 break
@@ -837,6 +841,7 @@ class Command:
         self.credit = 0
         self.status: Optional[int] = None
         self.hunt: Optional[Hunt] = None
+        self.deadline_timer: Optional[Timer] = None
         self.timed_out = False
         self.settling = False
         self.settled = False
@@ -846,7 +851,6 @@ class Command:
         self.state_out = b""
         self.keep_cwd = False
         self.script = b""
-        self.terminal = -1
 
     def deadline(self) -> None:
         if self.status is None:
@@ -865,12 +869,16 @@ class Command:
 
     def kill_now(self) -> None:
         if self.hunt is None or self.hunt.over:
-            self.hunt = self.outpost.start_hunt(self.id, self.pid, self.maybe_report)
+            main = self.pid if self.status is None else 0
+            self.hunt = self.outpost.start_hunt(self.id, main, self.maybe_report)
 
     def exited(self, status: int) -> None:
         self.status = status
         self.ended = time.monotonic()
+        if self.deadline_timer is not None:
+            self.outpost.cancel(self.deadline_timer)
         if self.hunt is not None and not self.hunt.over:
+            self.hunt.main = 0  # the number may soon be another process'
             self.hunt.round()
         self.maybe_report()
 
@@ -977,6 +985,11 @@ def is_name(text: bytes) -> bool:
     return text.replace(b"_", b"a").isalnum() and not text[:1].isdigit()
 
 
+def is_odd(name: bytes) -> bool:
+    """Tell whether a shell passes this variable on but cannot save it."""
+    return not is_name(name) and not name.startswith(b"BASH_FUNC_")
+
+
 def existing_directory(path: bytes) -> bytes:
     """Return ``path`` or its nearest ancestor that is still there."""
     while path not in (b"", b"/") and not os.path.isdir(path):
@@ -1076,9 +1089,9 @@ class Writing:
             if (mine.st_uid, mine.st_gid) != (self.old.st_uid, self.old.st_gid):
                 os.fchown(self.fd, self.old.st_uid, self.old.st_gid)
             os.fchmod(self.fd, stat.S_IMODE(self.old.st_mode))
-        except PermissionError:
+        except OSError:
             os.close(self.fd)
-            os.unlink(self.temporary)
+            unlink_quietly(self.temporary)
             raise
 
     def open_in_place(self) -> None:
@@ -1237,13 +1250,28 @@ def unpack_member(archive: tarfile.TarFile, member: tarfile.TarInfo, path: bytes
 # The supervisor
 
 
+class Timer:
+    """A callback to be made at a time; ``callback`` is None once it is cancelled."""
+
+    __slots__ = ("callback", "number", "when")
+
+    def __init__(self, when: float, number: int, callback: Callable[[], None]) -> None:
+        self.when = when
+        self.number = number
+        self.callback: Optional[Callable[[], None]] = callback
+
+    def __lt__(self, other: Timer) -> bool:
+        return (self.when, self.number) < (other.when, other.number)
+
+
 class Outpost:
     """The main loop: requests in, replies out, children reaped, deadlines kept."""
 
     def __init__(self, options: Dict[str, List[str]], fd_in: int, fd_out: int) -> None:
         self.selector = selectors.DefaultSelector()
-        self.timers: List[Tuple[float, int, Callable[[], None]]] = []
+        self.timers: List[Timer] = []
         self.timer_count = 0
+        self.cancelled_count = 0
         self.processes = Processes()
         self.commands: Dict[int, Command] = {}
         self.by_pid: Dict[int, Command] = {}
@@ -1336,10 +1364,20 @@ class Outpost:
     def is_watched(self, fd: int) -> bool:
         return fd in self.selector.get_map()
 
-    def call_later(self, delay_s: float, callback: Callable[[], None]) -> None:
+    def call_later(self, delay_s: float, callback: Callable[[], None]) -> Timer:
         self.timer_count += 1
-        entry = (time.monotonic() + delay_s, self.timer_count, callback)
-        heapq.heappush(self.timers, entry)
+        timer = Timer(time.monotonic() + delay_s, self.timer_count, callback)
+        heapq.heappush(self.timers, timer)
+        return timer
+
+    def cancel(self, timer: Timer) -> None:
+        """Forget a timer; the heap is cleared of such when they are most of it."""
+        timer.callback = None
+        self.cancelled_count += 1
+        if self.cancelled_count > 64 and 2 * self.cancelled_count > len(self.timers):
+            self.timers = [each for each in self.timers if each.callback is not None]
+            heapq.heapify(self.timers)
+            self.cancelled_count = 0
 
     def serve(self) -> None:
         """Work until the stream ends, the lease is over or the engine says so."""
@@ -1350,8 +1388,10 @@ class Outpost:
                 if self.is_watched(key.fd):
                     key.data()
             now = time.monotonic()
-            while self.timers and self.timers[0][0] <= now:
-                heapq.heappop(self.timers)[2]()
+            while self.timers and self.timers[0].when <= now:
+                callback = heapq.heappop(self.timers).callback
+                if callback is not None:
+                    callback()
             self.pump_sources()
 
     def wait_s(self) -> float:
@@ -1359,7 +1399,7 @@ class Outpost:
             return 0.0
         if not self.timers:
             return FOREVER_S
-        return max(0.0, self.timers[0][0] - time.monotonic())
+        return max(0.0, self.timers[0].when - time.monotonic())
 
     def hello(self) -> None:
         home = self.user.home if self.user else self.base_env.get(b"HOME", b"/")
@@ -1558,7 +1598,7 @@ class Outpost:
             return
         if command is not None:
             command.kill_now()
-        hunt = self.hunts.get(id) or self.start_hunt(id, command.pid if command else 0, None)
+        hunt = self.hunts.get(id) or self.start_hunt(id, 0, None)
         hunt.when_dead(lambda: self.link.send(DONE, id))
 
     def on_credit(self, id: int, payload: bytes) -> None:
@@ -1570,8 +1610,9 @@ class Outpost:
 
     def on_resize(self, id: int, payload: bytes) -> None:
         command = self.commands.get(id)
-        if command is not None and command.terminal >= 0:
-            set_window_size(command.terminal, *struct.unpack(">HH", payload))
+        feed = command.feed if command is not None else None
+        if feed is not None and feed.is_terminal and not feed.closed:
+            set_window_size(feed.fd, *struct.unpack(">HH", payload))
 
     def on_kill_all(self, id: int, _: bytes) -> None:
         self.start_hunt(None, 0, lambda: self.link.send(DONE, id))
@@ -1680,7 +1721,8 @@ class Outpost:
             tap.total += len(note)
             tap.take(note)
         if fields.get("timeout_ms"):
-            self.call_later(int(fields["timeout_ms"]) / 1000.0, command.deadline)
+            timeout_s = int(fields["timeout_ms"]) / 1000.0
+            command.deadline_timer = self.call_later(timeout_s, command.deadline)
         if fields["output"] != b"keep":
             self.link.send(STARTED, id, pack_fields({"pid": command.pid}))
 
@@ -1696,14 +1738,16 @@ class Outpost:
         session = command.session
         if session is not None and session.state is not None and self.shell:
             # The state holds the whole environment, without what the session has unset.
-            env = {name: value for name, value in env.items() if not is_name(name)}
+            env = {name: value for name, value in env.items() if is_odd(name)}
             command.state_in = session.state
             command.state_in.users += 1
         env.update(marks)
+        env.update(split_env([item for item in extra if not is_name(item.partition(b"=")[0])]))
+        extra = [item for item in extra if is_name(item.partition(b"=")[0])]
         state = command.state_in.path if command.state_in else b""
         if "argv" in fields:
             argv = unpack_list(fields["argv"])
-            if state:
+            if state and argv:
                 start = [*self.shell_start(), ARGV_WRAPPER, b"bash", state]
                 return [*start, *extra, b"--", *argv], env
             env.update(split_env(extra))
@@ -1716,15 +1760,13 @@ class Outpost:
             return [*self.shell_start(), text], env
         if fields.get("save"):
             command.state_out = self.private_path(user, "state")
-        env.update(split_env([item for item in extra if not is_name(item.partition(b"=")[0])]))
-        extra = [item for item in extra if is_name(item.partition(b"=")[0])]
         save = BASH_SAVE if self.shell_name == "bash" else SH_SAVE
         start = [*self.shell_start(), WRAPPER, b"bash", SETUP + save]
         return [*start, state, command.state_out, text, *extra], env
 
     def shell_start(self) -> List[bytes]:
         options = [b"--norc", b"--noprofile"] if self.shell_name == "bash" else []
-        return [self.shell, *options, b"-c"]
+        return [self.shell, *options, b"-c", b"--"]
 
     def short_text(self, command: Command, text: bytes, user: Optional[User]) -> bytes:
         """Return ``text``, or what reads it from a file if no argument may be that long."""
@@ -1775,7 +1817,6 @@ class Outpost:
         self.commands[id] = command
         self.by_pid[command.pid] = command
         command.credit = int(fields.get("window", b"0"))
-        command.terminal = pipes.terminal
         limit = int(fields.get("limit", b"0"))
         for fd, kind in pipes.outputs:
             if fields["output"] == b"keep":
@@ -1801,9 +1842,15 @@ class Outpost:
         pipes = Pipes(self.devnull, fields)
         command = Command(self, id)
         self.processes.mark_children(id)
-        command.pid = os.fork()
+        try:
+            command.pid = os.fork()
+        except OSError:
+            self.processes.mark_children(None)
+            pipes.close_theirs()
+            pipes.close_ours()
+            raise
         if command.pid == 0:
-            become_child(pipes, user)
+            become_child(pipes, user, b"/")
             run_child(work, 1 if credit else 0)
         self.processes.mark_children(None)
         pipes.close_theirs()
@@ -1824,9 +1871,17 @@ class Pipes:
         self.input = -1
         self.terminal = -1
         self.terminal_name = b""
-        if fields.get("pty"):
-            self.open_terminal(fields)
-            return
+        try:
+            if fields.get("pty"):
+                self.open_terminal(fields)
+            else:
+                self.open_pipes(devnull, fields)
+        except OSError:
+            self.close_theirs()
+            self.close_ours()
+            raise
+
+    def open_pipes(self, devnull: int, fields: Fields) -> None:
         self.stdin = devnull
         if fields.get("stdin") or fields.get("stdin_open"):
             self.stdin, self.input = os.pipe()
@@ -1924,11 +1979,15 @@ def fork_and_exec(
 ) -> int:
     """Start a process as ``user``. The child tells through a pipe why it could not."""
     trouble, told = os.pipe()
-    pid = os.fork()
+    try:
+        pid = os.fork()
+    except OSError:
+        os.close(trouble)
+        os.close(told)
+        raise
     if pid == 0:
         try:
-            become_child(pipes, user)
-            enter(cwd)
+            become_child(pipes, user, cwd)
             program = find_program(argv[0], env.get(b"PATH", b"")) if argv else b""
             os.execve(program, argv, env)
         except Refused as refused:
@@ -1947,8 +2006,12 @@ def fork_and_exec(
     return pid
 
 
-def become_child(pipes: Pipes, user: Optional[User]) -> None:
-    """In a forked child: own session, default signals, the command's streams, the user."""
+def become_child(pipes: Pipes, user: Optional[User], cwd: bytes) -> None:
+    """In a forked child: own session, default signals, the command's streams, place and user.
+
+    The directory is entered before the user is changed, as container engines do: a user may be
+    started in a directory that it could not enter itself.
+    """
     signal.set_wakeup_fd(-1)
     os.setsid()
     for number in RESET_SIGNALS:
@@ -1962,6 +2025,7 @@ def become_child(pipes: Pipes, user: Optional[User]) -> None:
         os.dup2(pipes.stdin, 0)
         os.dup2(pipes.stdout, 1)
         os.dup2(pipes.stderr, 2)
+    enter(cwd)
     if user is not None:
         os.setgroups(user.groups)
         os.setgid(user.gid)

@@ -290,8 +290,8 @@ class StreamConformance(ConformanceBase):
     async def test_terminal_is_the_controlling_one(self, sandbox: Sandbox) -> None:
         """Ctrl-C typed into the terminal interrupts the command."""
         code = (
-            "import time\nprint('up', flush=True)\n"
-            "try: time.sleep(60)\nexcept KeyboardInterrupt: print('caught')"
+            "import time\ntry:\n    print('up', flush=True)\n    time.sleep(60)\n"
+            "except KeyboardInterrupt: print('caught')"
         )
         async with sandbox.stream(self.script(code), session=None, pty=True) as process:
             chunks = aiter(process)
