@@ -192,29 +192,29 @@ class DockerSandbox(OutpostSandbox):
                     raise SandboxError(f"Reading {path} from the engine: {error}.") from error
         return data[offset:]
 
-    async def upload(self, local: Path, remote: str) -> None:
+    async def upload(self, local: Path, remote: str, *, user: str | None = None) -> None:
         """Copy a local file or directory; what is large goes through the engine where it can."""
-        self._check()
-        place = await self._place_for(local, remote)
+        self._check(user=user)
+        place = await self._place_for(local, remote, self._plan.user if user is None else user)
         if place is None:
-            await super().upload(local, remote)
+            await super().upload(local, remote, user=user)
             return
         async with self._transfers:
             with translated("file", sandbox_id=self.id, path=remote):
                 await put(self._engine, self.container, local, place, threads=self._threads)
 
-    async def _place_for(self, local: Path, remote: str) -> Place | None:
-        """Where the engine may put an upload; None if the outpost must do it."""
+    async def _place_for(self, local: Path, remote: str, user: str) -> Place | None:
+        """Where the engine may put an upload of ``user``; None if the outpost must do it."""
         plan = self._plan
         path = self._without_tilde(remote)
-        if plan.options.read_only or plan.user not in ("", "0", "root") or path[:1] != "/":
+        if plan.options.read_only or user not in ("", "0", "root") or path[:1] != "/":
             return None
         is_directory = await anyio.Path(local).is_dir()
         if await size_of(local, threads=self._threads) < LARGE_BYTES:
             return None
         kind = "directory" if is_directory else "file"
         question = plan.runtime.argv("place", path, kind)
-        answer = await self.exec(question, timeout_s=PLACE_TIMEOUT_S, session=None)
+        answer = await self.exec(question, timeout_s=PLACE_TIMEOUT_S, session=None, user="0")
         return Place.parse(answer.stdout, is_directory=is_directory)
 
     def _without_tilde(self, path: str) -> str:

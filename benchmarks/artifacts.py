@@ -12,6 +12,7 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
+from hermes_rl.benchmarks.verifier_run import root_of
 from hermes_rl.errors import FileError, UnsafeArchive
 from hermes_rl.sandbox import Sandbox
 from hermes_rl.types import JSONObject
@@ -63,7 +64,9 @@ async def save_artifacts(
         target = directory / name
         try:
             await _fresh_place(target)
-            await sandbox.download(artifact.source, target, max_bytes=MAX_ARTIFACT_BYTES)
+            await sandbox.download(
+                artifact.source, target, max_bytes=MAX_ARTIFACT_BYTES, user=root_of(sandbox)
+            )
         except (FileError, UnsafeArchive, OSError) as error:
             failed[artifact.source] = str(error)
             continue

@@ -36,7 +36,8 @@ MAX_INSTRUCTION_BYTES = 1 << 20
 """A prompt beyond this fits no model; it is a mistake."""
 LOADER_THREADS = 1
 """Reading a few hundred small files; more threads would not make it faster."""
-SOLVE = "chmod +x /solution/solve.sh && /solution/solve.sh"
+SOLVE = "/solution/solve.sh"
+"""Uploaded files are made executable by whoever runs the solution."""
 
 
 class TaskDirectory:

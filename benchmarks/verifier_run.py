@@ -22,7 +22,7 @@ from hermes_rl.errors import (
 )
 from hermes_rl.sandbox import Capability, ExecResult, Sandbox
 
-__all__ = ["ENDED", "LOGS", "TESTS", "Harness", "VerifierRun", "run_as_root", "trusts"]
+__all__ = ["ENDED", "LOGS", "TESTS", "Harness", "VerifierRun", "root_of", "run_as_root", "trusts"]
 
 TESTS = "/tests"
 LOGS = "/logs/verifier"
@@ -138,6 +138,11 @@ def trusts(sandbox: Sandbox) -> bool:
     return Capability.ENGINE_ACCESS in sandbox.capabilities
 
 
+def root_of(sandbox: Sandbox) -> str | None:
+    """Return root where users can be chosen, else None: the sandbox's user."""
+    return "root" if Capability.USERS in sandbox.capabilities else None
+
+
 async def run_as_root(
     sandbox: Sandbox, script: str, *arguments: str, trusted: bool = False
 ) -> ExecResult:
@@ -149,13 +154,12 @@ async def run_as_root(
         arguments: Its positional parameters.
         trusted: Around everything inside the sandbox where the backend can; that takes longer.
     """
-    can_choose = Capability.USERS in sandbox.capabilities
     return await sandbox.exec(
         ["sh", "-c", script, "sh", *arguments],
         timeout_s=PREPARE_TIMEOUT_S,
         session=None,
         cwd="/",
-        user="root" if can_choose else None,
+        user=root_of(sandbox),
         trusted=trusted and trusts(sandbox),
     )
 
@@ -173,7 +177,7 @@ async def _prepare(harness: Harness, sandbox: Sandbox) -> str:
     if made.exit_code != 0:
         return _obstacle(made)
     try:
-        await sandbox.upload(harness.tests, TESTS)
+        await sandbox.upload(harness.tests, TESTS, user=root_of(sandbox))
     except FileError as error:
         return f"The tests cannot be uploaded: {error}"
     readable = await run_as_root(sandbox, _READABLE)

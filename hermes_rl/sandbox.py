@@ -402,12 +402,17 @@ class Sandbox(Protocol):
         """List a directory as ``user``, sorted by name, at most 10,000 entries."""
         ...
 
-    async def upload(self, local: Path, remote: str) -> None:
-        """Copy a local file or directory (its contents) to ``remote``; bounded memory."""
+    async def upload(self, local: Path, remote: str, *, user: str | None = None) -> None:
+        """Copy a local file or directory (its contents) to ``remote``; bounded memory.
+
+        What is made belongs to ``user`` (needs USERS; None = the sandbox's).
+        """
         ...
 
-    async def download(self, remote: str, local: Path, *, max_bytes: int = 1 << 30) -> None:
-        """Copy a file or directory out of a hostile sandbox.
+    async def download(
+        self, remote: str, local: Path, *, max_bytes: int = 1 << 30, user: str | None = None
+    ) -> None:
+        """Copy a file or directory out of a hostile sandbox, with the rights of ``user``.
 
         Nothing lands outside ``local``, no link is followed, no device made.
 

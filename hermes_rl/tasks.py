@@ -75,7 +75,8 @@ class Solution:
 
     Attributes:
         command: Shell command that solves the task.
-        files: Directory whose contents are uploaded to ``/solution`` first.
+        files: Directory whose contents are uploaded to ``/solution`` first, for every user to
+            read and run.
         env: Extra environment of the command.
     """
 

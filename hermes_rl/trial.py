@@ -19,6 +19,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import anyio
 
@@ -213,10 +214,22 @@ class Trial:
             files = solution.files if solution is not None else None
             if files is not None and self._site.plays_solutions:
                 with _deadline(plan.setup_s, stuck):
-                    await sandbox.upload(files, SOLUTION_DIR)
+                    await self._upload_solution(files, sandbox)
             if plan.description.setup is not None:
                 await self._prepare(plan.description.setup, ToolContext(sandbox, tools))
         return sandbox, tools
+
+    async def _upload_solution(self, files: Path, sandbox: Sandbox) -> None:
+        """Put the solution where only root can, for whatever user the agent is."""
+        root = "root" if Capability.USERS in sandbox.capabilities else None
+        await sandbox.upload(files, SOLUTION_DIR, user=root)
+        await sandbox.exec(
+            ["chmod", "-R", "a+rx", SOLUTION_DIR],
+            timeout_s=self._plan.setup_s,
+            session=None,
+            cwd="/",
+            user=root,
+        )
 
     async def _prepare(
         self, setup: Callable[[ToolContext], Awaitable[None]], context: ToolContext

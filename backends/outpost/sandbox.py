@@ -386,17 +386,26 @@ class OutpostSandbox:
             entries.extend(_dir_entry(items[i : i + 5]) for i in range(0, len(items), 5))
         return entries[:MAX_LIST_ENTRIES]
 
-    async def upload(self, local: Path, remote: str) -> None:
+    async def upload(self, local: Path, remote: str, *, user: str | None = None) -> None:
         """Copy a local file or directory; see :meth:`hermes_rl.sandbox.Sandbox.upload`."""
-        self._check()
+        self._check(user=user)
         async with self._transfers:
-            await upload(self._channel, local, remote, threads=self._threads)
+            await upload(self._channel, local, remote, threads=self._threads, user=user)
 
-    async def download(self, remote: str, local: Path, *, max_bytes: int = 1 << 30) -> None:
+    async def download(
+        self, remote: str, local: Path, *, max_bytes: int = 1 << 30, user: str | None = None
+    ) -> None:
         """Copy a file or directory out; see :meth:`hermes_rl.sandbox.Sandbox.download`."""
-        self._check()
+        self._check(user=user)
         async with self._transfers:
-            await download(self._channel, remote, local, max_bytes=max_bytes, threads=self._threads)
+            await download(
+                self._channel,
+                remote,
+                local,
+                max_bytes=max_bytes,
+                threads=self._threads,
+                user=user,
+            )
 
 
 def _dir_entry(items: Sequence[bytes]) -> DirEntry:

@@ -38,6 +38,8 @@ class TransferRequest(RunRequest):
     async def send(self, channel: OutpostChannel, id: int) -> None:
         """Send the request."""
         fields: dict[str, bytes | str | int] = {"path": self.path, "window": OUTPUT_WINDOW_BYTES}
+        if self.user is not None:
+            fields["user"] = self.user
         await channel.send(self.kind, id, pack_fields(fields))
 
 
@@ -53,16 +55,21 @@ def _next_batch(pieces: Iterator[bytes]) -> bytes:
 
 
 async def upload(
-    channel: OutpostChannel, local: Path, remote: str, *, threads: anyio.CapacityLimiter
+    channel: OutpostChannel,
+    local: Path,
+    remote: str,
+    *,
+    threads: anyio.CapacityLimiter,
+    user: str | None = None,
 ) -> None:
-    """Copy a local file, or a directory's contents, to ``remote``.
+    """Copy a local file, or a directory's contents, to ``remote`` as ``user``.
 
     Raises:
         FileError: ``local`` cannot be read or ``remote`` not written.
         SandboxError: The sandbox ended.
     """
     request = TransferRequest(
-        cmd="", output="keep", limit_bytes=4096, kind=Kind.UNPACK, path=remote
+        cmd="", output="keep", limit_bytes=4096, kind=Kind.UNPACK, path=remote, user=user
     )
     pieces = pack(local)
     batch = await _batch_of(pieces, local, threads)
@@ -89,15 +96,16 @@ async def download(
     *,
     max_bytes: int,
     threads: anyio.CapacityLimiter,
+    user: str | None = None,
 ) -> None:
-    """Copy a file or a directory's contents out of a hostile sandbox to ``local``.
+    """Copy a file or a directory's contents out of a hostile sandbox to ``local`` as ``user``.
 
     Raises:
         UnsafeArchive: It held something that may not leave, or too much of it.
         FileError: ``remote`` cannot be read or ``local`` not written.
         SandboxError: The sandbox ended.
     """
-    request = TransferRequest(cmd="", output="flow", kind=Kind.PACK, path=remote)
+    request = TransferRequest(cmd="", output="flow", kind=Kind.PACK, path=remote, user=user)
     unpacker = Unpacker(local, max_bytes=max_bytes)
     complaint = bytearray()
     batch = bytearray()

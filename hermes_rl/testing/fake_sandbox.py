@@ -134,7 +134,7 @@ class FakeSandbox:
             if name.startswith(prefix) and "/" not in name.removeprefix(prefix)
         ]
 
-    async def upload(self, local: Path, remote: str) -> None:
+    async def upload(self, local: Path, remote: str, *, user: str | None = None) -> None:
         """Copy a local file or directory into the dictionary."""
         self._alive()
         source = anyio.Path(local)
@@ -145,7 +145,9 @@ class FakeSandbox:
             if await file.is_file():
                 await self.write(f"{remote}/{file.relative_to(local)}", await file.read_bytes())
 
-    async def download(self, remote: str, local: Path, *, max_bytes: int = 1 << 30) -> None:
+    async def download(
+        self, remote: str, local: Path, *, max_bytes: int = 1 << 30, user: str | None = None
+    ) -> None:
         """Copy one file out."""
         await anyio.Path(local).write_bytes(await self.read(remote, max_bytes=max_bytes))
 

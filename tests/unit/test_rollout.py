@@ -503,8 +503,10 @@ async def test_the_oracle_gets_the_solution_files_a_terminal_and_all_the_agents_
     ).run()
     assert result.status == "finished"
     assert backend.created[0].files["/solution/solve.sh"] == b"echo solved"
-    assert backend.created[0].commands == ["bash /solution/solve.sh"]
-    assert timeouts == [2345.0]
+    made_usable, solved = backend.created[0].commands
+    assert made_usable == ["chmod", "-R", "a+rx", "/solution"]
+    assert solved == "bash /solution/solve.sh"
+    assert timeouts[1:] == [2345.0]
 
 
 async def test_solution_files_are_not_shown_to_any_other_model(tmp_path: Path) -> None:

@@ -1,0 +1,3 @@
+#!/bin/sh
+echo first > progress
+sleep 600

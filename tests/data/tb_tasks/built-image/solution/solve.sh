@@ -1,0 +1,2 @@
+#!/bin/sh
+tr a-z A-Z < seed > shouted

@@ -1,0 +1,2 @@
+#!/bin/sh
+id -un > me

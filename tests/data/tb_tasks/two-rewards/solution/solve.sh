@@ -1,0 +1,2 @@
+#!/bin/sh
+printf '%s\n' alpha beta gamma delta > greek
