@@ -1836,6 +1836,8 @@ class Outpost:
         self, id: int, user: Optional[User], work: Callable[[int], None], credit: int = 0
     ) -> None:
         """Run ``work`` in a forked child, as a command without exec: killable, under credit."""
+        import tarfile  # noqa: F401 - here, since the child's user may not read our library
+
         fields = {"output": b"flow" if credit else b"keep", "limit": b"4096"}
         fields["stdin_open"] = b"" if credit else b"1"
         fields["window"] = b"%d" % credit
