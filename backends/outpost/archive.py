@@ -119,6 +119,7 @@ class Unpacker:
         self._file = -1
         self._header: _Header | None = None
         self._ended = False
+        self._made_single = False
         self._root = -1
         self._parent: tuple[tuple[str, ...], int] = ((), -1)
 
@@ -255,8 +256,11 @@ class Unpacker:
     def _make_single(self, header: _Header) -> None:
         if header.kind not in (b"0", b"\0"):
             raise UnsafeArchive("The archive from the sandbox has a link or device for a file.")
-        if self._header is not header or self._target.is_dir():
+        if self._made_single:
+            raise UnsafeArchive("The archive from the sandbox has more than the one file.")
+        if self._target.is_dir():
             raise FileError(f"{self._target} is a directory; name the file to make.")
+        self._made_single = True
         self._target.unlink(missing_ok=True)
         self._open_file(header, self._target.name, self._root)
 
