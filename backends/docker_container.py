@@ -81,6 +81,8 @@ def container_config(plan: ContainerPlan) -> dict[str, Any]:
         "AttachStderr": True,
         "Tty": False,
         "Healthcheck": {"Test": ["NONE"]},
+        # The supervisor heeds no signal; a daemon that shuts down need not wait for it.
+        "StopSignal": "SIGKILL",
         "HostConfig": _host_config(plan),
     }
 
