@@ -17,7 +17,9 @@ from hermes_rl.benchmarks.reward_files import RewardFiles
 from hermes_rl.errors import (
     FileError,
     RewardUnreadable,
+    SandboxError,
     SandboxFileNotFound,
+    SandboxGone,
     VerifierTimeout,
 )
 from hermes_rl.sandbox import Capability, ExecResult, Sandbox
@@ -33,6 +35,8 @@ MAX_REWARD_BYTES = 64 * 1024
 """A reward file is a number or a small object."""
 MAX_REPORT_BYTES = 4 << 20
 """Test reports with tracebacks; a larger one is left where it is."""
+FROZEN_READS = 4
+"""Tries to read the reward within the limit of one pause."""
 TAIL_BYTES = 4096
 """End of the verifier's output that is kept as evidence."""
 PREPARE_TIMEOUT_S = 60.0
@@ -112,10 +116,8 @@ class VerifierRun:
                 f"The verifier did not end within its {timeout_s:g} s. Its output ends:\n"
                 f"{await _output_tail(sandbox)}"
             )
-        async with _frozen(sandbox):
-            files = await _read_files(sandbox)
         return cls(
-            files=files,
+            files=await _read_frozen(sandbox),
             exit_code=done.exit_code,
             duration_s=round(done.duration_s, 3),
             output_tail=await _output_tail(sandbox),
@@ -204,6 +206,24 @@ def _frozen(sandbox: Sandbox) -> AbstractAsyncContextManager[None]:
     if Capability.PAUSE in sandbox.capabilities and trusts(sandbox):
         return sandbox.pause()
     return nullcontext()
+
+
+async def _read_frozen(sandbox: Sandbox) -> RewardFiles:
+    """Read the files while nothing in the sandbox runs.
+
+    A pause has a limit that a busy engine can miss. Then it is tried again: what changed between
+    the tries shows when a pass is looked at twice.
+    """
+    for tries_left in reversed(range(FROZEN_READS)):
+        try:
+            async with _frozen(sandbox):
+                return await _read_files(sandbox)
+        except (SandboxGone, FileError):
+            raise
+        except SandboxError:
+            if not tries_left:
+                raise
+    raise AssertionError("the last try returns or raises")
 
 
 async def _read_files(sandbox: Sandbox) -> RewardFiles:

@@ -18,6 +18,7 @@ from hermes_rl.context import ToolContext
 from hermes_rl.errors import (
     CreateError,
     RewardUnreadable,
+    SandboxError,
     SandboxGone,
     VerifierBootstrapFailed,
     VerifierTimeout,
@@ -213,6 +214,38 @@ async def test_an_unreadable_test_report_does_not_change_the_reward(
     reward = await verify(folder, Box({"reward.txt": b"1", "ctrf.json": content}))
     assert (reward.value, reward.flags) == (1.0, ())
     assert "ctrf_error" in reward.evidence
+
+
+class BusyEngine(Box):
+    """Its first pauses end before anything was read."""
+
+    def __init__(self, *runs: Any, misses: int) -> None:
+        super().__init__(*runs)
+        self.capabilities = frozenset({Capability.PAUSE, Capability.ENGINE_ACCESS})
+        self.misses = misses
+
+    @asynccontextmanager
+    async def pause(self) -> AsyncIterator[None]:  # type: ignore[override]
+        self.steps.append("pause")
+        yield
+        if self.misses:
+            self.misses -= 1
+            raise SandboxError("Sandbox fake was paused longer than 5 s; it goes on.")
+        self.steps.append("unpause")
+
+
+async def test_the_reward_is_read_while_nothing_runs(folder: Path) -> None:
+    box = BusyEngine({"reward.txt": b"0"}, misses=0)
+    await verify(folder, box)
+    assert box.steps == ["prepare", "test", "pause", "unpause"]
+
+
+async def test_a_pause_that_was_too_short_is_tried_again_but_not_for_ever(folder: Path) -> None:
+    box = BusyEngine({"reward.txt": b"0.5"}, misses=3)
+    assert (await verify(folder, box)).value == 0.5
+    assert box.steps.count("pause") == 4
+    with pytest.raises(SandboxError, match="longer than 5 s"):
+        await verify(folder, BusyEngine({"reward.txt": b"0.5"}, misses=4))
 
 
 # Unsettled runs ---------------------------------------------------------------------------------
