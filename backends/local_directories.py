@@ -81,9 +81,11 @@ class BackendDirectory:
         """
         try:
             path = Path(tempfile.mkdtemp(dir=_base(), prefix=""))
-            lock = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            unnamed = path / "lock.new"
+            lock = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.write(lock, f"{run_id}\n{Owner.current()}\n".encode())
+            unnamed.rename(path / LOCK_NAME)  # held before any sweep can see it
         except OSError as error:
             raise BackendUnavailable(
                 f"The local backend needs a writable temporary directory (TMPDIR): {error}.",

@@ -15,7 +15,7 @@ import anyio.to_thread
 from anyio.abc import TaskGroup
 
 from hermes_rl.backends.admission import Admission
-from hermes_rl.backends.local_directories import BackendDirectory, SandboxDirectory
+from hermes_rl.backends.local_directories import BackendDirectory, SandboxDirectory, remove_tree
 from hermes_rl.backends.local_nursery import NurseryClient
 from hermes_rl.backends.local_sandbox import LocalSandbox
 from hermes_rl.backends.outpost.transport import SocketTransport
@@ -136,31 +136,45 @@ class LocalSession:
         return sandbox
 
     async def _boot(self, spec: SandboxSpec) -> LocalSandbox:
+        """Make the directories and the keeper; its first word is not yet waited for."""
         id = f"local-{uuid.uuid4().hex[:10]}"
         nursery = await self._pick_nursery()
         directory = await self._in_thread(lambda: self._directory.make_sandbox(id))
+        try:
+            message = keeper_message(spec, directory)
+        except BaseException:
+            await self._in_thread(lambda: remove_tree(directory.top))
+            raise
         ours, theirs = socket.socketpair()
-        with theirs:
-            transport = await SocketTransport.of(ours)
-            sandbox = LocalSandbox(
-                id=id,
-                nursery=nursery,
-                directory=directory,
-                admission=self._admission,
-                transport=transport,
-                capabilities=self._capabilities - {Capability.BASH},
-                transfers=self._transfers,
-                threads=self._threads,
-                forget=lambda id: self._sandboxes.pop(id, None),
-            )
-            self._sandboxes[id] = sandbox
-            self._tasks.start_soon(sandbox.serve)
-            try:
-                message = keeper_message(spec, directory)
+        sandbox = self._sandbox(id, nursery, directory, await SocketTransport.of(ours))
+        try:
+            with theirs:
                 await nursery.adopt(id, message, theirs)
-            except BaseException:
-                await sandbox.close()
-                raise
+        except BaseException:
+            await sandbox.close()
+            raise
+        return sandbox
+
+    def _sandbox(
+        self,
+        id: str,
+        nursery: NurseryClient,
+        directory: SandboxDirectory,
+        transport: SocketTransport,
+    ) -> LocalSandbox:
+        sandbox = LocalSandbox(
+            id=id,
+            nursery=nursery,
+            directory=directory,
+            admission=self._admission,
+            transport=transport,
+            capabilities=self._capabilities - {Capability.BASH},
+            transfers=self._transfers,
+            threads=self._threads,
+            forget=lambda id: self._sandboxes.pop(id, None),
+        )
+        self._sandboxes[id] = sandbox
+        self._tasks.start_soon(sandbox.serve)
         return sandbox
 
 

@@ -9,6 +9,7 @@ Options::
     --state-dir=DIR     where session state is kept (default: a fresh directory in TMPDIR or /tmp)
     --remove=DIR        remove this tree at exit; may be given more than once
     --lease-s=SECONDS   end by itself after this time
+    --silence-s=SECONDS end by itself when the engine has sent nothing for this time
     --user=NAME[:GROUP] default user of commands and file operations (name or number)
     --runtime-dir=DIR   where a mounted interpreter lives: PYTHON* and LD_* that point there
                         are not passed on to commands
@@ -469,6 +470,7 @@ class Link:
         self.received = bytearray()
         self.unsent: List[bytes] = []
         self.unsent_bytes = 0
+        self.heard_at = time.monotonic()
         os.set_blocking(fd_in, False)
         os.set_blocking(fd_out, False)
         outpost.watch(fd_in, selectors.EVENT_READ, self.readable)
@@ -516,6 +518,7 @@ class Link:
         if not data:
             self.outpost.finish("closed")
             return
+        self.heard_at = time.monotonic()
         self.received += data
         self.parse()
 
@@ -1329,6 +1332,17 @@ class Outpost:
         lease_s = float(options.get("lease-s", ["0"])[-1])
         if lease_s > 0:
             self.call_later(lease_s, lambda: self.finish("expired"))
+        self.silence_s = float(options.get("silence-s", ["0"])[-1])
+        if self.silence_s > 0:
+            self.call_later(self.silence_s, self.listen)
+
+    def listen(self) -> None:
+        """End if the engine has been silent for too long, else look again when it could be."""
+        left_s = self.link.heard_at + self.silence_s - time.monotonic()
+        if left_s <= 0:
+            self.finish("silence")
+        else:
+            self.call_later(left_s, self.listen)
 
     def own_user(self) -> User:
         try:
@@ -1395,7 +1409,7 @@ class Outpost:
             self.pump_sources()
 
     def wait_s(self) -> float:
-        if self.sources and not self.link.congested:
+        if self.over or (self.sources and not self.link.congested):
             return 0.0
         if not self.timers:
             return FOREVER_S

@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import signal
+import subprocess
 import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
 
+import anyio
 import pytest
+import pytest_asyncio
 
-from hermes_rl.sandbox import Backend, BackendSettings, open_backend
+from hermes_rl.backends.local import LocalBackend, create_backend
+from hermes_rl.errors import ConfigError, CreateError, SandboxGone, Unsupported
+from hermes_rl.sandbox import Backend, BackendSettings, Capability, SandboxSpec, open_backend
+from hermes_rl.testing.hosting import hosted
+from hermes_rl.testing.leaks import leak_census
 from hermes_rl.testing.sandbox_conformance import SandboxConformance
+
+ENGINE = Path(__file__).with_name("local_engine.py")
+PATIENCE_S = 20.0
 
 
 class TestLocalSandbox(SandboxConformance):
@@ -17,3 +33,281 @@ class TestLocalSandbox(SandboxConformance):
     @classmethod
     def unopened_backend(cls) -> Backend:
         return open_backend("local", BackendSettings(run_id="conformance"))
+
+
+@pytest_asyncio.fixture
+async def backend() -> AsyncIterator[LocalBackend]:
+    async with hosted(create_backend(BackendSettings(run_id="test"))) as backend:
+        yield backend
+
+
+def lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def children(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+
+
+def helpers() -> list[int]:
+    """The helper processes of backends in this process."""
+    return [
+        pid
+        for pid in children(os.getpid())
+        if b"nursery.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
+
+
+async def test_it_says_once_and_plainly_that_it_does_not_isolate(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        async with create_backend(BackendSettings(run_id="test")) as backend:
+            for _ in range(2):
+                await (await backend.create(SandboxSpec())).close()
+    said = [record.message for record in caplog.records if "does not isolate" in record.message]
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize(
+    ("spec", "capability"),
+    [
+        (SandboxSpec(image="debian"), Capability.IMAGES),
+        (SandboxSpec(dockerfile_dir=Path("/x")), Capability.DOCKERFILE),
+        (SandboxSpec(memory_mb=100), Capability.MEMORY_LIMIT),
+        (SandboxSpec(cpus=1), Capability.CPU_LIMIT),
+        (SandboxSpec(pids=100), Capability.PIDS_LIMIT),
+        (SandboxSpec(network="none"), Capability.NETWORK_NONE),
+        (SandboxSpec(user="nobody"), Capability.USERS),
+        (SandboxSpec(gpus=1), Capability.GPU),
+    ],
+    ids=str,
+)
+async def test_what_it_cannot_honour_it_refuses(
+    backend: LocalBackend, spec: SandboxSpec, capability: Capability
+) -> None:
+    with pytest.raises(Unsupported, match="docker") as caught:
+        await backend.create(spec)
+    assert caught.value.capability == capability
+
+
+async def test_a_default_without_network_is_refused_too() -> None:
+    settings = BackendSettings(run_id="test", network="none")
+    async with create_backend(settings) as backend:
+        with pytest.raises(Unsupported):
+            await backend.create(SandboxSpec())
+
+
+def test_unknown_options_are_named() -> None:
+    with pytest.raises(ConfigError, match="isolaton"):
+        create_backend(BackendSettings(run_id="test", options={"isolaton": "none"}))
+
+
+async def test_an_unopened_backend_says_so() -> None:
+    with pytest.raises(ConfigError, match="async with"):
+        await create_backend(BackendSettings(run_id="test")).create(SandboxSpec())
+
+
+async def test_secrets_of_the_engine_do_not_reach_commands(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OPENROUTER_API_KEY", "sk-secret")
+    monkeypatch.setenv("LC_TIME", "C")
+    async with create_backend(BackendSettings(run_id="test")) as backend:
+        sandbox = await backend.create(SandboxSpec(env={"GIVEN": "1"}))
+        text = (
+            await sandbox.exec("env; cat /proc/$PPID/environ | tr '\\0' '\\n'", timeout_s=30)
+        ).text
+        python = [sys.executable, "-c", "import os; print(sorted(os.environ))"]
+        names = (await sandbox.exec(python, timeout_s=30, session=None)).text
+    assert "secret" not in text
+    assert "LC_TIME=C" in text
+    for name in ("GIVEN", "HOME", "TMPDIR", "PATH", "LANG"):
+        assert repr(name) in names
+
+
+async def test_directories_are_its_own_and_gone_at_close(backend: LocalBackend) -> None:
+    one, two = await backend.create(SandboxSpec()), await backend.create(SandboxSpec())
+    places = [
+        (
+            await box.exec("echo $HOME; pwd; echo $TMPDIR; touch file; mktemp", timeout_s=30)
+        ).text.split()
+        for box in (one, two)
+    ]
+    for home, cwd, tmp, made in places:
+        assert home == cwd
+        assert made.startswith(tmp)
+        assert Path(home).stat().st_mode & 0o777 == 0o755
+    assert not set(places[0]) & set(places[1])
+    await one.close()
+    assert not Path(places[0][0]).parent.exists()
+    assert Path(places[1][0], "file").exists()
+    await two.close()
+    assert not Path(places[1][0]).parent.exists()
+
+
+async def test_a_stubborn_tree_is_removed_too(backend: LocalBackend) -> None:
+    sandbox = await backend.create(SandboxSpec())
+    home = Path(sandbox.home)
+    await sandbox.exec("mkdir -p a/b; touch a/b/c; chmod 0 a/b a; ln -s / root", timeout_s=30)
+    await sandbox.close()
+    assert not home.exists()
+    assert Path("/etc").is_dir()
+
+
+async def test_a_working_directory_below_home_is_made(backend: LocalBackend) -> None:
+    sandbox = await backend.create(SandboxSpec(workdir="work/here"))
+    assert (await sandbox.exec("pwd", timeout_s=30)).text == f"{sandbox.home}/work/here\n"
+    with pytest.raises(CreateError, match="/no/such"):
+        await backend.create(SandboxSpec(workdir="/no/such/place"))
+
+
+async def test_nothing_is_left_of_a_run(backend: LocalBackend) -> None:
+    async with leak_census(), create_backend(BackendSettings(run_id="census")) as other:
+        for _ in range(4):
+            sandbox = await other.create(SandboxSpec())
+            await sandbox.exec("(setsid sleep 60 &) ; sleep 60 & nohup sleep 60 &", timeout_s=30)
+        with anyio.move_on_after(0.1):
+            await sandbox.exec("sleep 60", timeout_s=60)
+
+
+async def test_an_exception_in_the_body_is_the_one_that_comes_out() -> None:
+    async def fail() -> None:
+        async with create_backend(BackendSettings(run_id="test")) as backend:
+            await backend.create(SandboxSpec())
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await fail()
+
+
+async def test_a_killed_supervisor_is_the_agents_doing(backend: LocalBackend) -> None:
+    sandbox, neighbour = await backend.create(SandboxSpec()), await backend.create(SandboxSpec())
+    home = Path(sandbox.home)
+    started = await sandbox.exec("setsid sleep 300 >/dev/null 2>&1 & echo $!", timeout_s=30)
+    with pytest.raises(SandboxGone) as caught:
+        await sandbox.exec("kill -9 $PPID; sleep 300", timeout_s=60)
+    assert (caught.value.cause, caught.value.by_agent) == ("killed", True)
+    assert not lives(int(started.text))
+    assert not home.exists()
+    await sandbox.close()
+    assert (await neighbour.exec("echo unharmed", timeout_s=30)).text == "unharmed\n"
+
+
+async def test_a_stopped_supervisor_does_not_hold_up_anyone(backend: LocalBackend) -> None:
+    sandbox = await backend.create(SandboxSpec())
+    home = Path(sandbox.home)
+    start = time.monotonic()
+    result = await sandbox.exec("kill -STOP $PPID; sleep 300", timeout_s=0.5)
+    assert (result.timed_out, result.exit_code) == (True, 124)
+    assert time.monotonic() - start < 6
+    start = time.monotonic()
+    await sandbox.close()
+    assert time.monotonic() - start < 10
+    assert not home.exists()
+
+
+async def test_loss_of_a_helper_is_the_end_of_its_sandboxes_only() -> None:
+    async with create_backend(BackendSettings(run_id="test")) as backend:
+        before = helpers()
+        boxes = [await backend.create(SandboxSpec()) for _ in range(2 * len(before))]
+        pids = [
+            int((await box.exec("setsid sleep 300 >/dev/null 2>&1 & echo $!", timeout_s=30)).text)
+            for box in boxes
+        ]
+        os.kill(before[0], signal.SIGKILL)
+        outcomes = []
+        for box in boxes:
+            try:
+                with anyio.fail_after(PATIENCE_S):
+                    await box.exec("sleep 0.5", timeout_s=30)
+                outcomes.append(True)
+            except SandboxGone as gone:
+                outcomes.append(gone.by_agent or not gone.retryable)
+        if len(before) > 1:
+            assert outcomes.count(False) == 2
+        end = time.monotonic() + PATIENCE_S
+        while [pid for pid, fine in zip(pids, outcomes, strict=True) if lives(pid) != fine]:
+            assert time.monotonic() < end
+            await anyio.sleep(0.05)
+        replacement = await backend.create(SandboxSpec())
+        assert (await replacement.exec("echo on", timeout_s=30)).text == "on\n"
+        assert len(helpers()) == len(before)
+
+
+async def test_many_boxes_do_not_mix(backend: LocalBackend) -> None:
+    async def live(number: int) -> None:
+        sandbox = await backend.create(SandboxSpec())
+        await sandbox.exec(f"export N={number}; echo $N >file", timeout_s=60)
+        for _ in range(3):
+            assert (await sandbox.exec("cat file; echo $N", timeout_s=60)).text == f"{number}\n" * 2
+        await sandbox.close()
+
+    async with anyio.create_task_group() as group:
+        for number in range(40):
+            group.start_soon(live, number)
+
+
+@pytest.mark.parametrize("moment", ["idle", "running", "streaming", "writing", "creating"])
+async def test_a_killed_engine_leaves_no_process_and_no_directory(moment: str) -> None:
+    command = [sys.executable, str(ENGINE), moment]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as engine:
+        assert engine.stdout is not None
+        lines = [engine.stdout.readline().split() for _ in range(3)]
+        await anyio.sleep(0.3)
+        below = children(engine.pid)
+        keepers = [keeper for helper in below for keeper in children(helper)]
+        engine.kill()
+    pids = [int(word) for line in lines for word in line[:2]]
+    assert len(pids) == 6
+    assert len(keepers) >= 3
+    end = time.monotonic() + PATIENCE_S
+    while any(map(lives, [*pids, *below, *keepers])):
+        assert time.monotonic() < end
+        await anyio.sleep(0.02)
+    await create_backend(BackendSettings(run_id="sweeper")).sweep()
+    for line in lines:
+        assert not Path(line[2]).parent.parent.exists()
+
+
+async def test_a_sweep_spares_the_living(backend: LocalBackend) -> None:
+    sandbox = await backend.create(SandboxSpec())
+    with subprocess.Popen(
+        [sys.executable, str(ENGINE), "idle"], stdout=subprocess.PIPE, text=True
+    ) as engine:
+        assert engine.stdout is not None
+        other = Path(engine.stdout.readline().split()[2])
+        removed = await backend.sweep()
+        assert not [path for path in removed if str(other).startswith(path)]
+        assert other.exists()
+        states = {record.id: record.verdict for record in await backend.records()}
+        assert states[sandbox.id] == "keep"
+        assert states[other.parent.name] == "keep"
+        engine.kill()
+    assert (await sandbox.exec("echo on", timeout_s=30)).text == "on\n"
+
+
+async def test_a_cut_short_directory_is_swept_when_it_is_old(backend: LocalBackend) -> None:
+    base = Path((await backend.create(SandboxSpec())).home).parents[2]
+    young, old = base / "young-without-lock", base / "old-without-lock"
+    young.mkdir()
+    old.mkdir()
+    os.utime(old, (1, 1))
+    removed = await backend.sweep()
+    assert str(old) in removed
+    assert young.exists()
+    young.rmdir()
+
+
+async def test_doctor_names_what_is_missing(
+    backend: LocalBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert all(check.ok for check in await backend.doctor())
+    monkeypatch.setenv("PATH", "/nowhere")
+    failed = [check for check in await backend.doctor() if not check.ok]
+    assert [check.name for check in failed] == ["bash"]
+    assert "Install bash" in failed[0].fix

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import struct
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -13,7 +16,7 @@ import pytest
 from hermes_rl.backends.outpost import frames, outpost
 from hermes_rl.backends.outpost.frames import HEADER, MAX_PAYLOAD_BYTES, Kind, frame, pack_fields
 from tests.conftest import require
-from tests.unit.outpost.outpost_wire import Wire, lives, wait_dead
+from tests.unit.outpost.outpost_wire import SOURCE, Wire, lives, wait_dead
 
 OLD_PYTHONS = sorted(Path("/root/.pyenv/versions").glob("3.8.*/bin/python3"))
 
@@ -131,6 +134,14 @@ def test_end_of_the_stream_kills_everything_and_removes_its_files(tmp_path: Path
     assert not state.exists()
     assert not extra.exists()
     assert Path("/").is_dir()
+
+
+def test_an_engine_that_is_gone_before_the_first_word_ends_it() -> None:
+    ours, theirs = socket.socketpair()
+    ours.close()
+    command = [sys.executable, "-ISc", SOURCE]
+    with theirs, subprocess.Popen(command, stdin=theirs, stdout=theirs) as process:
+        assert process.wait(10) == 0
 
 
 def test_lease_ends_it() -> None:
