@@ -50,6 +50,8 @@ MANIFEST = "manifest.json"
 """Names every file of the directory with its size; written last."""
 _ABANDONED_AFTER_S = 3600.0
 """A temporary directory older than this belongs to a builder that was killed."""
+_UNUSED_AFTER_S = 30 * 86400.0
+"""What no run has opened for so long goes when another is built; no run lasts longer."""
 _SUBPROCESS_TIMEOUT_S = 60.0
 _OWN_IMPORTS = ("encodings.ascii", "encodings.latin_1", "encodings.utf_8", "traceback")
 """What the interpreter may import on its own account at run time."""
@@ -152,6 +154,7 @@ def build_runtime(
         target = cache_dir / f"runtime-{plan.digest()}"
         if not _is_complete(target):
             _install(plan, target)
+        os.utime(target)
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         raise BackendUnavailable(
             f"The interpreter directory for sandboxes cannot be made from {interpreter} in "
@@ -272,7 +275,8 @@ def _is_complete(target: Path) -> bool:
 
 def _install(plan: _Plan, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
-    _remove_abandoned(target.parent)
+    _remove_old(target.parent, ".runtime-*", _ABANDONED_AFTER_S)
+    _remove_old(target.parent, "runtime-*", _UNUSED_AFTER_S)
     with tempfile.TemporaryDirectory(
         prefix=".runtime-", dir=target.parent, ignore_cleanup_errors=True
     ) as scratch:
@@ -290,10 +294,10 @@ def _install(plan: _Plan, target: Path) -> None:
                 raise
 
 
-def _remove_abandoned(cache_dir: Path) -> None:
-    for path in cache_dir.glob(".runtime-*"):
+def _remove_old(cache_dir: Path, pattern: str, age_s: float) -> None:
+    for path in cache_dir.glob(pattern):
         with suppress(OSError):
-            if time.time() - path.stat().st_mtime > _ABANDONED_AFTER_S:
+            if time.time() - path.stat().st_mtime > age_s:
                 shutil.rmtree(path, ignore_errors=True)
 
 

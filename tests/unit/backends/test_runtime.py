@@ -97,10 +97,10 @@ def test_anyone_may_read_it_and_only_the_owner_write(
 
 def test_it_is_built_once(program: dict[str, Path], tmp_path: Path) -> None:
     first = build_runtime(tmp_path / "cache", programs=program)
-    made_ns = first.path.stat().st_mtime_ns
+    inode = (first.path / "bin/python3").stat().st_ino
     second = build_runtime(tmp_path / "cache", programs=program)
     assert second == first
-    assert second.path.stat().st_mtime_ns == made_ns
+    assert (second.path / "bin/python3").stat().st_ino == inode
 
 
 def test_another_program_gives_another_directory(program: dict[str, Path], tmp_path: Path) -> None:
@@ -144,6 +144,20 @@ def test_a_killed_builders_leftovers_are_removed(program: dict[str, Path], tmp_p
     build_runtime(tmp_path / "cache", programs=program)
     assert not old.exists()
     assert fresh.exists()
+
+
+def test_what_no_run_has_opened_for_a_month_goes(program: dict[str, Path], tmp_path: Path) -> None:
+    old, used = tmp_path / "cache/runtime-old", tmp_path / "cache/runtime-used"
+    for path, days in ((old, 31), (used, 29)):
+        path.mkdir(parents=True)
+        then_s = time.time() - days * 86400
+        os.utime(path, (then_s, then_s))
+    built = build_runtime(tmp_path / "cache", programs=program)
+    assert not old.exists()
+    assert used.exists()
+    os.utime(built.path, (0, 0))
+    assert build_runtime(tmp_path / "cache", programs=program) == built
+    assert time.time() - built.path.stat().st_mtime < 3600
 
 
 def test_a_script_in_place_of_an_interpreter_is_refused(
