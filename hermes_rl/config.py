@@ -247,7 +247,7 @@ class AtroposFields(ConfigModel):
     """The rest of Atropos' ``BaseEnvConfig``: for ``serve`` and ``process``.
 
     ``evaluate`` accepts them, so that one YAML file serves all commands, and does nothing with
-    them.
+    most of them: it logs to Weights & Biases where ``use_wandb`` was set.
     """
 
     group_size: int = 4

@@ -43,6 +43,9 @@ REDACTED = "[redacted]"
 _SECRET_KEY = re.compile(r"(?i)(^|[_-])(api[_-]?key|token|secret|password|authorization)$")
 """Keys inside free-form options whose values are never written (``max_tokens`` is none)."""
 
+_TRACKING = {"use_wandb", "wandb_name"}
+"""Fields of Atropos that ``evaluate`` honours."""
+
 EnvT = TypeVar("EnvT", bound=ConfigModel)
 ModelT = TypeVar("ModelT", bound=ConfigModel)
 
@@ -141,7 +144,7 @@ def _set_values(model: ConfigModel) -> JSONObject:
 def idle_settings(env: EnvConfig) -> list[str]:
     """Return the fields that were set, and with which ``evaluate`` does nothing."""
     idle = AtroposFields.model_fields.keys() | TrainingFields.model_fields.keys()
-    return sorted(f"env.{name}" for name in env.model_fields_set & idle)
+    return sorted(f"env.{name}" for name in (env.model_fields_set & idle) - _TRACKING)
 
 
 def with_reasoning(

@@ -14,7 +14,7 @@ from anyio import CapacityLimiter, to_thread
 import hermes_rl
 from hermes_rl.config import EnvConfig, ServerConfig
 from hermes_rl.config_layers import public_config, score_config
-from hermes_rl.errors import RunLogError
+from hermes_rl.errors import RunLogError, TaskError
 from hermes_rl.plan import plan_run
 from hermes_rl.runlog.files import RESULTS, artifacts_name
 from hermes_rl.runlog.reader import read_run
@@ -83,11 +83,12 @@ async def plan_evaluation(
         spec: How the tasks are found again on a later ``--resume``; None = by their set's name.
 
     Raises:
-        TaskError: A task is malformed.
+        TaskError: A task is malformed, or the oracle has no solution to play.
         ConfigError: The configuration does not fit the tasks.
         RunLogError: The directory holds a run already, or none to resume.
         ResumeMismatch: Something that affects scores differs from the recorded run.
     """
+    check_solutions(selection, servers)
     plans = await plan_run(env, selection.tasks.values())
     header = run_header(
         selection,
@@ -106,6 +107,22 @@ async def plan_evaluation(
         is_resumed=resume,
         workers=env.max_eval_workers,
     )
+
+
+def check_solutions(selection: TaskSelection, servers: Sequence[ServerConfig]) -> None:
+    """Refuse the oracle where no task has a solution.
+
+    Raises:
+        TaskError: Says where solutions are found.
+    """
+    plays = bool(servers) and all(server.server_type == "oracle" for server in servers)
+    tasks = selection.tasks.values()
+    if plays and tasks and not any(getattr(task, "solution", None) for task in tasks):
+        raise TaskError(
+            f"The oracle has nothing to play: none of {len(tasks)} tasks of {selection.name} has a "
+            "solution. Data sets on the hub hold none; directories of tasks do, as "
+            "solution/solve.sh (for a benchmark: --env.dataset_name DIRECTORY)."
+        )
 
 
 def _check_directory(directory: Path, header: RunHeader, *, is_resumed: bool) -> None:

@@ -15,6 +15,7 @@ from hermes_rl.config_layers import public_config
 from hermes_rl.engine import RolloutEngine
 from hermes_rl.errors import ConfigError, TaskError
 from hermes_rl.evaluation import Evaluation, OnProgress, run_header
+from hermes_rl.evaluation_plan import check_solutions
 from hermes_rl.plan import plan_all
 from hermes_rl.runlog.exports import flat_metrics
 from hermes_rl.runlog.files import RESULTS, write_whole
@@ -74,6 +75,7 @@ async def evaluate_items(
         raise TaskError("Two items have the same id; give each its own 'id'.")
     plans = plan_all(config, chosen)
     selection = TaskSelection(name=env.name or type(env).__name__, version=None, tasks=by_id)
+    check_solutions(selection, env.server_configs)
     header = run_header(
         selection,
         config,
@@ -98,8 +100,8 @@ async def evaluate_items(
 
 
 def eval_metrics(summary: Summary) -> dict[str, float]:
-    """Return the scores as flat metrics for wandb, prefixed ``eval/``."""
-    return {f"eval/{name}": value for name, value in flat_metrics(summary).items()}
+    """Return the scores as flat metrics for wandb; their names begin with ``eval/``."""
+    return flat_metrics(summary)
 
 
 async def write_evaluation(

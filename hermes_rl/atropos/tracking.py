@@ -17,15 +17,32 @@ import anyio
 import anyio.to_thread
 
 from hermes_rl.errors import MissingExtra
+from hermes_rl.runlog.exports import flat_metrics, samples_of
+from hermes_rl.runlog.schema import RolloutRecord
+from hermes_rl.runlog.scores import Summary
 from hermes_rl.types import JSONObject, Message
 
-__all__ = ["Tracker", "is_wandb_usable", "open_tracker", "readable"]
+__all__ = ["Tracker", "is_wandb_usable", "log_evaluation", "open_tracker", "readable"]
 
 _log = logging.getLogger("hermes_rl.atropos")
 _wandb_thread = anyio.CapacityLimiter(1)
 """wandb's calls block and must stay in order."""
 CLOSE_S = 30.0
 """Seconds for wandb to finish writing or uploading."""
+MAX_ROWS = 5000
+"""Rollouts in the table of an evaluation; all are in the run directory."""
+SAMPLE_COLUMNS = (
+    "task_id",
+    "attempt",
+    "score",
+    "passed",
+    "status",
+    "category",
+    "difficulty",
+    "turns",
+    "finish_reason",
+    "error",
+)
 LONGEST_CELL = 20_000
 """Characters of one trajectory in a table."""
 
@@ -87,6 +104,17 @@ class Tracker:
         import wandb
 
         return wandb.Table(columns=list(columns), data=[list(row) for row in rows])
+
+
+async def log_evaluation(
+    tracker: Tracker, summary: Summary, records: Sequence[RolloutRecord]
+) -> None:
+    """Log an evaluation's figures and a table of its rollouts."""
+    if not tracker.is_on:
+        return
+    rows = [[sample[name] for name in SAMPLE_COLUMNS] for sample in samples_of(records[:MAX_ROWS])]
+    table = tracker.table(SAMPLE_COLUMNS, rows)
+    await tracker.log({**flat_metrics(summary), "eval/rollouts": table}, step=0)
 
 
 @asynccontextmanager

@@ -10,11 +10,13 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from pathlib import Path
 
 import anyio
 
+from hermes_rl.atropos.tracking import Tracker, log_evaluation, open_tracker
 from hermes_rl.cli.display import Display, make_display, warnings_on
 from hermes_rl.cli.exit_codes import ExitCode, exit_code_of
 from hermes_rl.cli.field_help import field_help
@@ -137,7 +139,7 @@ class _Session:
         evaluation: Evaluation | None = None
         try:
             engine = RolloutEngine(env, servers, artifacts=plan.artifacts)
-            async with engine, plan.open_log() as log:
+            async with self._tracker(plan) as tracker, engine, plan.open_log() as log:
                 self._announce(log, plan)
                 evaluation = Evaluation(
                     plan.selection,
@@ -147,14 +149,24 @@ class _Session:
                     on_progress=self._display.update,
                 )
                 try:
-                    await evaluation.run()
+                    summary = await evaluation.run()
                 finally:
                     self._keep_report(log, evaluation.summary)
+                await log_evaluation(tracker, summary, list(log.records.values()))
         except HermesRLError as error:
             self.error = error
             was_running = evaluation is not None and not isinstance(error, ConfigError)
             return ExitCode.STOPPED if was_running else exit_code_of(error)
         return _exit_code(evaluation.summary)
+
+    def _tracker(self, plan: EvaluationPlan) -> AbstractAsyncContextManager[Tracker]:
+        """Open Weights & Biases where that was asked for; the default of Atropos is no request."""
+        env = self._settings.env
+        return open_tracker(
+            enabled=env.use_wandb and "use_wandb" in env.model_fields_set,
+            name=env.wandb_name or plan.selection.name,
+            config=plan.config,
+        )
 
     def _announce(self, log: RunLog, plan: EvaluationPlan) -> None:
         env = self._settings.env

@@ -157,7 +157,6 @@ def test_a_yaml_file_of_atropos_shape_is_read(tmp_path: Path) -> None:
         "env.ensure_scores_are_not_same",
         "env.eval_handling",
         "env.tokenizer_name",
-        "env.use_wandb",
     ]
 
 

@@ -60,7 +60,7 @@ def test_switches_win_over_flags_and_files(kind: str, tmp_path: Path) -> None:
 
 def test_settings_that_do_nothing_are_named_once() -> None:
     result = made("--env.use_wandb", "true", "--env.group_size", "8")
-    assert result.notices == ("evaluate does nothing with env.group_size, env.use_wandb.",)
+    assert result.notices == ("evaluate does nothing with env.group_size.",)
 
 
 def recorded(directory: Path, env: EnvConfig, servers: list[ServerConfig]) -> Path:
