@@ -45,7 +45,6 @@ class Progress:
         eta_s: Seconds still needed at the pace so far; None before the first end.
         tokens_per_s: Sampled tokens per second of this process.
         waiting_share: Share of the rollouts' time spent waiting for permits and retries.
-        retry_share: Share of model requests that were repeats.
     """
 
     planned: int
@@ -58,7 +57,6 @@ class Progress:
     eta_s: float | None = None
     tokens_per_s: float = 0.0
     waiting_share: float = 0.0
-    retry_share: float = 0.0
 
 
 OnProgress = Callable[[Progress], None]
@@ -185,8 +183,6 @@ class _Tally:
         waiting = record.timings.get("waiting", 0.0)
         busy = record.timings.get("model", 0.0) + record.timings.get("tool", 0.0)
         self._new["rollouts"] += 1
-        self._new["turns"] += record.turns
-        self._new["requests"] += int(record.usage.get("requests", 0))
         self._new["tokens"] += int(record.usage.get("completion_tokens", 0))
         self._new["waiting_ms"] += int(waiting * 1000)
         self._new["spent_ms"] += int((waiting + busy) * 1000)
@@ -213,7 +209,6 @@ class _Tally:
             eta_s=elapsed_s / new["rollouts"] * left if new["rollouts"] else None,
             tokens_per_s=new["tokens"] / elapsed_s if elapsed_s > 0 else 0.0,
             waiting_share=new["waiting_ms"] / new["spent_ms"] if new["spent_ms"] else 0.0,
-            retry_share=max(0.0, 1 - new["turns"] / new["requests"]) if new["requests"] else 0.0,
         )
 
 

@@ -74,8 +74,6 @@ def progress_text(progress: Progress) -> str:
         parts.append(f"{progress.tokens_per_s:.0f} tok/s")
     if progress.waiting_share >= 0.01:
         parts.append(f"{progress.waiting_share:.0%} waiting")
-    if progress.retry_share >= 0.01:
-        parts.append(f"{progress.retry_share:.0%} retries")
     parts.append(duration_text(progress.elapsed_s))
     if progress.eta_s:
         parts.append(f"{duration_text(progress.eta_s)} left")
