@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import anyio
@@ -46,24 +49,41 @@ def _load(name: str, split: str, config_name: str | None) -> list[dict[str, Any]
         raise MissingExtra.of(f"The data set {name}", "datasets") from error
     path = Path(name)
     try:
-        if path.is_file():
-            rows = datasets.load_dataset(
-                _format_of(path), data_files=str(path), split=_of_one_file(split)
-            )
-        elif path.is_dir():
-            rows = datasets.load_dataset(str(path), split=split)
-        elif path.suffix in _FORMATS or name.startswith((".", "/")):
+        if path.exists():
+            return _load_local(datasets, path, split)
+        if path.suffix in _FORMATS or name.startswith((".", "/")):
             raise ConfigError(f"The data set file {name} does not exist.")
-        else:
-            hub_name, _, revision = name.partition("@")
-            rows = datasets.load_dataset(
-                hub_name, config_name, split=split, revision=revision or None
-            )
+        hub_name, _, revision = name.partition("@")
+        rows = datasets.load_dataset(hub_name, config_name, split=split, revision=revision or None)
+        return [dict(row) for row in rows]
     except ConfigError:
         raise
     except Exception as error:  # datasets raises what its readers and the hub raise
         raise TaskError(f"The data set {name} (split {split}) cannot be loaded: {error}") from error
-    return [dict(row) for row in rows]
+
+
+def _load_local(datasets: ModuleType, path: Path, split: str) -> list[dict[str, Any]]:
+    """Load local files without leaving a second copy of them in the cache of ``datasets``."""
+    with tempfile.TemporaryDirectory() as cache, _no_progress_bars(datasets):
+        if path.is_file():
+            rows = datasets.load_dataset(
+                _format_of(path), data_files=str(path), split=_of_one_file(split), cache_dir=cache
+            )
+        else:
+            rows = datasets.load_dataset(str(path), split=split, cache_dir=cache)
+        return [dict(row) for row in rows]
+
+
+@contextmanager
+def _no_progress_bars(datasets: ModuleType) -> Iterator[None]:
+    """Reading a local file is too short for one."""
+    were_off = datasets.are_progress_bars_disabled()
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        if not were_off:
+            datasets.enable_progress_bars()
 
 
 def _format_of(path: Path) -> str:
