@@ -1,0 +1,125 @@
+"""Starting an outpost with an interpreter that is already inside the sandbox.
+
+Nothing is installed there and nothing of ours appears on the command line but a loader of a few
+lines: the outpost's options and source follow on its standard input. So no limit on arguments
+applies, no secret of the options can be seen in a list of processes, and a ``pkill -f`` of the
+agent's finds nothing of the source's text in ours.
+
+On a pipe the command is run as it is. On a terminal it is typed to a shell; the loader turns the
+terminal into a plain byte stream, then prints the mark that the stream begins after.
+"""
+
+from __future__ import annotations
+
+import base64
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+
+__all__ = ["NO_PYTHON_EXIT_CODE", "OutpostStart", "outpost_options"]
+
+NO_PYTHON_EXIT_CODE = 127
+"""Exit code of the start command where there is no python3."""
+
+_LOADER = """
+import os, sys
+def take(size):
+    data = b""
+    while len(data) < size:
+        piece = os.read(0, size - len(data))
+        if not piece:
+            sys.exit(3)
+        data += piece
+    return data
+sizes = sys.argv[1:3]
+{prepare}
+options = take(int(sizes[0])).decode("utf-8", "surrogateescape")
+source = take(int(sizes[1]))
+sys.argv[1:] = options.split("\\0") if options else []
+exec(compile(source, "<outpost>", "exec"), {{"__name__": "__main__"}})
+"""
+_RAW_TERMINAL = """
+import termios
+mode = termios.tcgetattr(0)
+mode[0] = mode[1] = mode[3] = 0
+mode[6][termios.VMIN], mode[6][termios.VTIME] = 1, 0
+termios.tcsetattr(0, termios.TCSANOW, mode)
+os.write(1, sys.argv[3][::-1].encode())
+os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+"""
+"""What is written to standard error would be read as frames."""
+_SHELL = (
+    'if [ -n "$1" ]; then mkdir -p "$1" && cd "$1" || exit 1; fi; shift; '
+    "command -v python3 >/dev/null 2>&1 || exit 127; "
+    'exec python3 -ISuc "$@"'
+)
+
+
+def outpost_options(
+    *,
+    lease_s: float,
+    silence_s: float | None = None,
+    env: Mapping[str, str] | None = None,
+    user: str | None = None,
+) -> list[str]:
+    """Return the outpost's options; see ``outpost.py``."""
+    options = [f"--lease-s={lease_s:.3f}"]
+    if silence_s is not None:
+        options.append(f"--silence-s={silence_s:.3f}")
+    if user is not None:
+        options.append(f"--user={user}")
+    options += [f"--env={name}={value}" for name, value in (env or {}).items()]
+    return options
+
+
+@dataclass(slots=True, frozen=True)
+class OutpostStart:
+    """What to run and what to send first.
+
+    Attributes:
+        options: The outpost's.
+        source: Its program text.
+        workdir: Where it starts, made if it is not there; None = where it is started.
+    """
+
+    options: bytes
+    source: bytes
+    workdir: str | None = None
+
+    @classmethod
+    def of(cls, options: Sequence[str], *, workdir: str | None = None) -> OutpostStart:
+        """Read the outpost's source and join the options.
+
+        Raises:
+            ValueError: An option holds a NUL character, which nothing in a sandbox can.
+        """
+        if any("\0" in option for option in options):
+            raise ValueError("an environment variable holds a NUL character")
+        text = "\0".join(options).encode("utf-8", "surrogateescape")
+        return cls(text, files(__package__).joinpath("outpost.py").read_bytes(), workdir)
+
+    @property
+    def preamble(self) -> bytes:
+        """What the loader reads before frames begin."""
+        return self.options + self.source
+
+    def argv(self) -> list[str]:
+        """Return the command for a start on pipes. Exit code 127 = no python3 there."""
+        loader = _LOADER.format(prepare="")
+        return ["/bin/sh", "-c", _SHELL, "sh", self.workdir or "", loader, *self._sizes()]
+
+    def typed(self, mark: str) -> str:
+        """Return the line for a shell on a terminal, which then becomes the outpost.
+
+        Args:
+            mark: Letters and digits, other than any word read backwards; appears reversed in the
+                output right before the stream begins, and as it is in the terminal's echo.
+        """
+        loader = base64.b64encode(_LOADER.format(prepare=_RAW_TERMINAL).encode()).decode()
+        program = f'import base64;exec(base64.b64decode("{loader}"))'
+        words = ["", self.workdir or "", program, *self._sizes(), mark]
+        return f" exec /bin/sh -c {shlex.join([_SHELL, *words])}\n"
+
+    def _sizes(self) -> list[str]:
+        return [str(len(self.options)), str(len(self.source))]
