@@ -6,7 +6,6 @@ malformed calls is said in :mod:`hermes_rl.conversation`.
 
 from __future__ import annotations
 
-import importlib
 import time
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -19,7 +18,6 @@ from hermes_rl.conversation import AgentLimits, Clock, Compact, Conversation
 from hermes_rl.errors import (
     ConfigError,
     HermesRLError,
-    MissingExtra,
     ModelError,
     ModelTransient,
     SandboxError,
@@ -56,7 +54,8 @@ class HermesAgentLoop:
         temperature: Sampling temperature.
         max_tokens: Cap on one completion, in tokens.
         extra_body: Extra request fields.
-        tools: Runs the calls; None = the legacy shim's tools.
+        tools: Runs the calls; None = hermes-agent's, in this process
+            (:func:`hermes_rl.legacy.legacy_dispatcher`).
         deadline_s: Wall seconds for the whole run.
         waiting_allowance_s: Seconds of waiting (for permits and retries of the model) that the
             deadline does not count.
@@ -75,7 +74,7 @@ class HermesAgentLoop:
 
     Raises:
         ConfigError: ``server`` is nothing that can be talked to, or a limit is below 1.
-        MissingExtra: There are tools but no dispatcher, and the legacy shim is not installed.
+        MissingExtra: There are tools but no dispatcher, and hermes-agent is not installed.
     """
 
     def __init__(
@@ -233,8 +232,7 @@ def _session_or_model(
 
 
 def _legacy_tools(names: Collection[str], task_id: str | None) -> Dispatcher:
-    try:
-        legacy = importlib.import_module("hermes_rl.legacy")
-    except ImportError as error:
-        raise MissingExtra.of("HermesAgentLoop without tools=", "hermes") from error
-    return cast(Dispatcher, legacy.legacy_dispatcher(names, task_id))
+    # Not at the top: only a loop without tools of its own needs it.
+    from hermes_rl.legacy.dispatcher import legacy_dispatcher
+
+    return legacy_dispatcher(names, task_id)

@@ -241,6 +241,11 @@ class AgentFields(ConfigModel):
     """Threads of the legacy shim in total."""
     legacy_workers: int = Field(default=2, ge=0)
     """Worker processes of the legacy shim; 0 = threads in this process."""
+    legacy_python: str | None = None
+    """Interpreter of the workers, one that has hermes-agent; None = this one. It need not have
+    hermes_rl: an environment of its own keeps hermes-agent's pinned packages apart from yours."""
+    legacy_home: Annotated[str | None, AFFECTS_SCORE] = None
+    """Directory whose config.yaml and skills hermes-agent's tools see; None = neither."""
 
 
 class AtroposFields(ConfigModel):

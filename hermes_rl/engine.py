@@ -38,7 +38,10 @@ from anyio.abc import TaskGroup, TaskStatus
 
 from hermes_rl.config import AgentFields, ServerConfig
 from hermes_rl.conversation import Clock
-from hermes_rl.errors import ConfigError, EngineClosed
+from hermes_rl.errors import ConfigError, EngineClosed, UnknownName
+from hermes_rl.legacy.catalog import catalog_of
+from hermes_rl.legacy.pool import LegacyTools
+from hermes_rl.legacy.settings import LegacySettings
 from hermes_rl.model.open import open_model
 from hermes_rl.model.protocol import ChatModel
 from hermes_rl.parsers import get_parser
@@ -55,6 +58,8 @@ from hermes_rl.rollout_site import PerTaskModel, RolloutSite
 from hermes_rl.sandbox import Backend, BackendSettings, open_backend
 from hermes_rl.stream import Activity, RolloutHandle, RolloutStream
 from hermes_rl.tasks import Task
+from hermes_rl.tools import NATIVE_TOOLS, Availability
+from hermes_rl.types import JSONObject
 
 __all__ = ["RolloutEngine"]
 
@@ -159,6 +164,26 @@ class RolloutEngine:
         model = self._site.model if self._site is not None else None
         return model if isinstance(model, ChatModel) else None
 
+    @property
+    def availability(self) -> Availability:
+        """Which tools can run here beside the native ones; nothing while the engine is closed."""
+        legacy = self._site.legacy if self._site is not None else None
+        return legacy.catalog.availability if legacy is not None else Availability()
+
+    def tool_schema(self, name: str) -> JSONObject:
+        """Return the schema of a tool that can run here, in OpenAI form.
+
+        Raises:
+            UnknownName: There is none of this name.
+        """
+        legacy = self._site.legacy if self._site is not None else None
+        others = legacy.catalog.schemas if legacy is not None else {}
+        if name in NATIVE_TOOLS:
+            return NATIVE_TOOLS[name].schema
+        if name not in others:
+            raise UnknownName.of("tool", name, [*NATIVE_TOOLS, *others])
+        return others[name]
+
     async def aclose(self) -> None:
         """Tear down every rollout, close models and backend. From any task; idempotent.
 
@@ -208,7 +233,7 @@ class RolloutEngine:
             seed: Sampling seed; None = derived.
             tool_names: The agent's tools, e.g. drawn for a group; None = as configured.
         """
-        plan = plan_rollout(self._config, task, tool_names)
+        plan = plan_rollout(self._config, task, tool_names, availability=self.availability)
         check_lifetimes(self._config, [plan])
         handle = RolloutHandle(self._rollout(plan, attempt, seed))
         self._spawn(handle)
@@ -244,7 +269,7 @@ class RolloutEngine:
         if attempts < 1 or max_workers < 1:
             raise ConfigError("attempts and max_workers must be at least 1.")
         return RolloutStream(
-            partial(plan_run, self._config, tasks),
+            partial(plan_run, self._config, tasks, availability=self.availability),
             attempts=attempts,
             skip=skip,
             max_workers=max_workers,
@@ -293,7 +318,10 @@ class RolloutEngine:
 
     async def _open(self, stack: AsyncExitStack) -> RolloutSite:
         config = self._config
-        ToolChoice(config)  # Refuses what is not available before anything is started.
+        catalog = await catalog_of(config)
+        ToolChoice(config, catalog.availability)  # Refuses what is not available.
+        legacy = LegacyTools(LegacySettings.of(config), catalog)
+        await stack.enter_async_context(legacy)
         backend = self._backend
         if backend is None:
             # In a thread: the first use of a backend imports its client library.
@@ -314,6 +342,7 @@ class RolloutEngine:
             clock=self._clock,
             retry_delay_s=self._retry_delay_s,
             artifacts=self._artifacts,
+            legacy=legacy,
         )
 
     def _open_model(self) -> AbstractAsyncContextManager[ChatModel]:

@@ -15,6 +15,7 @@ import hermes_rl
 from hermes_rl.config import EnvConfig, ServerConfig
 from hermes_rl.config_layers import public_config, score_config
 from hermes_rl.errors import RunLogError, TaskError
+from hermes_rl.legacy.catalog import catalog_of
 from hermes_rl.plan import plan_run
 from hermes_rl.runlog.files import RESULTS, artifacts_name
 from hermes_rl.runlog.reader import read_run
@@ -89,7 +90,8 @@ async def plan_evaluation(
         ResumeMismatch: Something that affects scores differs from the recorded run.
     """
     check_solutions(selection, servers)
-    plans = await plan_run(env, selection.tasks.values())
+    catalog = await catalog_of(env)
+    plans = await plan_run(env, selection.tasks.values(), availability=catalog.availability)
     header = run_header(
         selection,
         env,

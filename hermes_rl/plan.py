@@ -23,7 +23,7 @@ from hermes_rl.config import AgentFields
 from hermes_rl.errors import ConfigError, TaskError
 from hermes_rl.sandbox import Backend, Capability, SandboxSpec
 from hermes_rl.tasks import Deadlines, Task, TaskDescription, describe
-from hermes_rl.tools import DISTRIBUTIONS, resolve_toolsets, sample_distribution
+from hermes_rl.tools import DISTRIBUTIONS, Availability, resolve_toolsets, sample_distribution
 from hermes_rl.types import Message
 
 __all__ = [
@@ -108,17 +108,26 @@ def _sandbox(config: AgentFields, task_id: str, own: SandboxSpec, start_s: float
 class ToolChoice:
     """Which tools the tasks of a run get: the configured toolsets, or a draw per task.
 
+    Args:
+        config: The run's configuration.
+        availability: What can run here beside the native tools; None = nothing.
+
     Raises:
         UnknownName: A toolset or distribution does not exist.
         ConfigError: A toolset that is named, or that the distribution may draw, is not available.
     """
 
-    def __init__(self, config: AgentFields) -> None:
+    def __init__(self, config: AgentFields, availability: Availability | None = None) -> None:
         self._config = config
-        self._fixed = tuple(resolve_toolsets(config.enabled_toolsets, config.disabled_toolsets))
+        self._availability = availability
+        self._fixed = self._resolved(config.enabled_toolsets)
         if config.distribution is not None:
             sample_distribution(config.distribution, random.Random(0))
-            resolve_toolsets(list(DISTRIBUTIONS[config.distribution]))
+            self._resolved(list(DISTRIBUTIONS[config.distribution]))
+
+    def _resolved(self, enabled: Sequence[str] | None) -> tuple[str, ...]:
+        disabled = self._config.disabled_toolsets
+        return tuple(resolve_toolsets(enabled, disabled, self._availability))
 
     def names(self, task_id: str) -> tuple[str, ...]:
         """Return the tools of one task; the same for every attempt and in every run."""
@@ -126,12 +135,15 @@ class ToolChoice:
         if config.distribution is None:
             return self._fixed
         generator = random.Random(f"{getattr(config, 'seed', 0)}/{task_id}")
-        drawn = sample_distribution(config.distribution, generator)
-        return tuple(resolve_toolsets(drawn, config.disabled_toolsets))
+        return self._resolved(sample_distribution(config.distribution, generator))
 
 
 def plan_rollout(
-    config: AgentFields, task: Task, tool_names: Sequence[str] | None = None
+    config: AgentFields,
+    task: Task,
+    tool_names: Sequence[str] | None = None,
+    *,
+    availability: Availability | None = None,
 ) -> RolloutPlan:
     """Resolve one task, without :func:`check_lifetimes`.
 
@@ -139,13 +151,15 @@ def plan_rollout(
         config: The run's configuration.
         task: The task.
         tool_names: The agent's tools; None = as configured.
+        availability: See :class:`ToolChoice`.
 
     Raises:
         TaskError: The task is malformed.
     """
     description = describe(task)
-    names = ToolChoice(config).names(description.id) if tool_names is None else tuple(tool_names)
-    return _plan(config, task, description, names)
+    if tool_names is None:
+        tool_names = ToolChoice(config, availability).names(description.id)
+    return _plan(config, task, description, tuple(tool_names))
 
 
 def _plan(
@@ -181,7 +195,9 @@ def _with_lease(config: AgentFields, plan: RolloutPlan) -> RolloutPlan:
     return replace(plan, waiting_s=waiting_s, spec=replace(plan.spec, lease_s=lease_s))
 
 
-def plan_all(config: AgentFields, tasks: Iterable[Task]) -> list[RolloutPlan]:
+def plan_all(
+    config: AgentFields, tasks: Iterable[Task], *, availability: Availability | None = None
+) -> list[RolloutPlan]:
     """Resolve all tasks of a run.
 
     Raises:
@@ -189,15 +205,17 @@ def plan_all(config: AgentFields, tasks: Iterable[Task]) -> list[RolloutPlan]:
         ConfigError: ``terminal_lifetime`` was set below what tasks need (lists them), or a
             toolset is not available.
     """
-    plans = list(_plans(config, tasks))
+    plans = list(_plans(config, tasks, availability))
     _check(config, plans)
     return plans
 
 
-async def plan_run(config: AgentFields, tasks: Iterable[Task]) -> list[RolloutPlan]:
+async def plan_run(
+    config: AgentFields, tasks: Iterable[Task], *, availability: Availability | None = None
+) -> list[RolloutPlan]:
     """Like :func:`plan_all`, without keeping the event loop from its work."""
     plans = []
-    for plan in _plans(config, tasks):
+    for plan in _plans(config, tasks, availability):
         plans.append(plan)
         if len(plans) % _PLANS_PER_SLICE == 0:
             await anyio.lowlevel.checkpoint()
@@ -205,8 +223,10 @@ async def plan_run(config: AgentFields, tasks: Iterable[Task]) -> list[RolloutPl
     return plans
 
 
-def _plans(config: AgentFields, tasks: Iterable[Task]) -> Iterator[RolloutPlan]:
-    choice = ToolChoice(config)
+def _plans(
+    config: AgentFields, tasks: Iterable[Task], availability: Availability | None
+) -> Iterator[RolloutPlan]:
+    choice = ToolChoice(config, availability)
     for task in tasks:
         description = describe(task)
         yield _plan(config, task, description, choice.names(description.id))

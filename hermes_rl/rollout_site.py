@@ -12,6 +12,7 @@ import anyio
 
 from hermes_rl.config import AgentFields
 from hermes_rl.errors import SandboxGone
+from hermes_rl.legacy.pool import LegacyTools
 from hermes_rl.model.protocol import ChatModel
 from hermes_rl.sandbox import Backend, Sandbox, SandboxSpec
 from hermes_rl.tasks import TaskDescription
@@ -52,6 +53,7 @@ class RolloutSite:
         retry_delay_s: Wait before the first retry; doubles with each further one.
         artifacts: Where a rollout (task id, attempt) may leave files; None = nowhere.
         spares: One token per further sandbox of a reward.
+        legacy: hermes-agent's tools; None = there are none.
     """
 
     config: AgentFields
@@ -63,6 +65,7 @@ class RolloutSite:
     retry_delay_s: float = 1.0
     artifacts: Callable[[str, int], Path] | None = None
     spares: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(SPARES))
+    legacy: LegacyTools | None = None
 
     @property
     def plays_solutions(self) -> bool:

@@ -258,7 +258,14 @@ class Trial:
             max_command_timeout_s=longest_s,
             user=self._plan.description.agent_user,
         )
-        return ToolDispatcher(sandbox, names, settings=settings)
+        legacy = self._site.legacy.rollout() if self._site.legacy is not None else None
+        return ToolDispatcher(
+            sandbox,
+            names,
+            settings=settings,
+            extra_tools=legacy.tools if legacy is not None else (),
+            on_close=legacy.aclose if legacy is not None else None,
+        )
 
     async def _act(
         self, model: ChatModel, tools: ToolDispatcher

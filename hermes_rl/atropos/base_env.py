@@ -58,7 +58,6 @@ from hermes_rl.runlog.files import write_whole
 from hermes_rl.runlog.scores import Summary
 from hermes_rl.sandbox import SandboxSpec
 from hermes_rl.tasks import Deadlines, Task
-from hermes_rl.tools import NATIVE_TOOLS
 from hermes_rl.types import JSONObject, Message
 
 __all__ = ["HermesAgentBaseEnv"]
@@ -131,7 +130,6 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc] # atroposlib has no typ
         self._scores: list[float] = []
         self._tokenizer: Tokenizer | None = None
         self._group_numbers = itertools.count()
-        self._tool_choice = ToolChoice(config)
         self.sync_reward = self.sync_reward or config.sync_reward
 
     @classmethod
@@ -230,8 +228,10 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc] # atroposlib has no typ
             the schemas only the names count.
         """
         group = current_group()
-        names = self._tool_choice.names(f"group-{group.number if group else 0}")
-        return [NATIVE_TOOLS[name].schema for name in names], set(names)
+        engine = self._open_engine
+        choice = ToolChoice(self.config, engine.availability)
+        names = choice.names(f"group-{group.number if group else 0}")
+        return [engine.tool_schema(name) for name in names], set(names)
 
     # Rollouts.
 
@@ -251,18 +251,23 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc] # atroposlib has no typ
                 self.engine = None
                 self.server.model = None
 
-    async def rollout(self, item: Any) -> RolloutResult:
-        """Run one rollout of an item, within the current group if there is one."""
+    @property
+    def _open_engine(self) -> RolloutEngine:
         if self.engine is None:
             raise ConfigError(
                 "No engine is open. Run the environment by a command, or inside "
                 "'async with env.opened():'."
             )
+        return self.engine
+
+    async def rollout(self, item: Any) -> RolloutResult:
+        """Run one rollout of an item, within the current group if there is one."""
+        engine = self._open_engine
         task = self.task_of(item)
         group = current_group() or GroupState(next(self._group_numbers))
         attempt = group.next_attempt()
         seed = rollout_seed(self.config.seed, f"{task.id}\0{group.number}", attempt)
-        handle = self.engine.start(task, attempt=attempt, seed=seed, tool_names=group.tool_names)
+        handle = engine.start(task, attempt=attempt, seed=seed, tool_names=group.tool_names)
         try:
             result = await handle.result()
         finally:

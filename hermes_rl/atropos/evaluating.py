@@ -15,7 +15,7 @@ from hermes_rl.config_layers import public_config
 from hermes_rl.engine import RolloutEngine
 from hermes_rl.errors import ConfigError, TaskError
 from hermes_rl.evaluation import Evaluation, OnProgress, run_header
-from hermes_rl.evaluation_plan import check_solutions
+from hermes_rl.evaluation_plan import check_solutions, model_label
 from hermes_rl.plan import plan_all
 from hermes_rl.runlog.exports import flat_metrics
 from hermes_rl.runlog.files import RESULTS, write_whole
@@ -73,14 +73,19 @@ async def evaluate_items(
     by_id = {task.id: task for task in chosen}
     if len(by_id) != len(chosen):
         raise TaskError("Two items have the same id; give each its own 'id'.")
-    plans = plan_all(config, chosen)
-    selection = TaskSelection(name=env.name or type(env).__name__, version=None, tasks=by_id)
+    plans = plan_all(config, chosen, availability=engine.availability)
+    version = getattr(env, "version", None)
+    selection = TaskSelection(
+        name=env.name or type(env).__name__,
+        version=None if version is None else str(version),
+        tasks=by_id,
+    )
     check_solutions(selection, env.server_configs)
     header = run_header(
         selection,
         config,
         env.server_configs,
-        models=[server.model_name for server in env.server_configs],
+        models=[model_label(server) for server in env.server_configs],
         tools={name for plan in plans for name in plan.tool_names},
     )
     exists = await anyio.Path(directory, RESULTS).exists()

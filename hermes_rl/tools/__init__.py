@@ -8,12 +8,13 @@ from hermes_rl.tools.native import NATIVE_TOOLS
 from hermes_rl.tools.protocol import Dispatcher
 from hermes_rl.tools.scope import ToolScope, ToolSettings
 from hermes_rl.tools.tool import Tool, ToolOutcome
-from hermes_rl.tools.toolsets import TOOLSETS, resolve_toolsets, toolset_names
+from hermes_rl.tools.toolsets import TOOLSETS, Availability, resolve_toolsets, toolset_names
 
 __all__ = [
     "DISTRIBUTIONS",
     "NATIVE_TOOLS",
     "TOOLSETS",
+    "Availability",
     "Dispatcher",
     "Tool",
     "ToolDispatcher",

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import difflib
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Self
 
@@ -59,6 +59,7 @@ class ToolDispatcher:
         extra_tools: Tools beyond the native ones; one of the same name replaces a native tool.
         session: Shell session of the commands.
         start_cwd: Directory that session starts in; None = the sandbox's.
+        on_close: Frees what ``extra_tools`` hold; part of :meth:`aclose`, but not of a fork's.
 
     Raises:
         UnknownName: A name is neither native nor among ``extra_tools``.
@@ -73,12 +74,14 @@ class ToolDispatcher:
         extra_tools: Iterable[Tool] = (),
         session: str = "agent",
         start_cwd: str | None = None,
+        on_close: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         settings = settings or ToolSettings()
         shell = Shell(sandbox, session, user=settings.user, start_cwd=start_cwd)
         self._known = {**NATIVE_TOOLS, **{tool.name: tool for tool in extra_tools}}
         self._tools = {name: self._find(name) for name in tools}
         self._owner: str | None = None
+        self._on_close = on_close
         self._turn_chars: int | None = None
         self._saved = itertools.count(1)
         self._scope = ToolScope(
@@ -131,11 +134,15 @@ class ToolDispatcher:
         return await self._finish(outcome, spills=tool.spills)
 
     async def aclose(self) -> None:
-        """Kill background processes and free their handles. Idempotent, shielded, <= 5 s.
+        """Kill background processes and free what tools hold. Idempotent, shielded, <= 5 s.
 
         Call it after the reward: servers that the agent started end here.
         """
-        await self._scope.processes.aclose(self._owner)
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._scope.processes.aclose, self._owner)
+            if self._on_close is not None:
+                with anyio.CancelScope(shield=True):
+                    await self._on_close()
 
     def fork(self, *, session: str) -> Self:
         """Return a dispatcher for reward code: all tools, the same processes, its own session.

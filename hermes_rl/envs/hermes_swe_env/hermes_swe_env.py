@@ -12,8 +12,9 @@ from hermes_rl.atropos.config import HermesAgentEnvConfig
 from hermes_rl.atropos.task_set_env import TaskSetEnv
 from hermes_rl.config import ServerConfig
 from hermes_rl.envs.hermes_swe_env.task_set import HermesSwe
-from hermes_rl.errors import ConfigError
-from hermes_rl.tools import resolve_toolsets
+from hermes_rl.legacy.catalog import ask_blocking
+from hermes_rl.legacy.settings import LegacySettings
+from hermes_rl.tools.toolsets import toolset_tools
 
 __all__ = ["HermesSweEnv"]
 
@@ -24,12 +25,11 @@ _log = logging.getLogger("hermes_rl.envs")
 
 def _usable_toolsets() -> list[str]:
     """Return terminal, file and, where it is available, web."""
-    try:
-        resolve_toolsets(["web"])
-    except ConfigError:
-        _log.warning("hermes-swe runs without the toolset web: it is not available here.")
-        return ["terminal", "file"]
-    return ["terminal", "file", "web"]
+    settings = LegacySettings()
+    if settings.is_present and toolset_tools("web") & ask_blocking(settings).schemas.keys():
+        return ["terminal", "file", "web"]
+    _log.warning("hermes-swe runs without the toolset web: it is not available here.")
+    return ["terminal", "file"]
 
 
 class HermesSweEnv(TaskSetEnv):

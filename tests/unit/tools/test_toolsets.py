@@ -8,6 +8,7 @@ from hermes_rl.tools import (
     DISTRIBUTIONS,
     NATIVE_TOOLS,
     TOOLSETS,
+    Availability,
     resolve_toolsets,
     sample_distribution,
     toolset_names,
@@ -21,7 +22,8 @@ def test_terminal_and_file_are_the_seven_native_tools_with_todo() -> None:
 
 def test_none_is_everything_usable_here() -> None:
     assert resolve_toolsets(None) == sorted(NATIVE_TOOLS)
-    assert resolve_toolsets(None, available=["web_search", "todo"]) == ["todo", "web_search"]
+    more = Availability(offered=frozenset({"web_search"}), by_name=frozenset({"image_generate"}))
+    assert set(resolve_toolsets(None, availability=more)) == {*NATIVE_TOOLS, "web_search"}
 
 
 def test_an_empty_list_is_no_tool() -> None:
