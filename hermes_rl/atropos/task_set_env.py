@@ -24,12 +24,16 @@ class TaskSetEnv(HermesAgentBaseEnv):
     """
 
     make_task_set: Callable[[HermesAgentBaseEnv], TaskSet]
+    version: str | None = None
+    """The loaded tasks' version, recorded with every score."""
 
     async def setup(self) -> None:
         """Load the tasks."""
         task_set = type(self).make_task_set(self)
+        loaded = list(await task_set.load())
+        self.version = getattr(task_set, "version", None)
         self.tasks = select(
-            list(await task_set.load()),
+            loaded,
             task_filter=self.config.task_filter,
             skip_tasks=self.config.skip_tasks,
         )

@@ -28,6 +28,7 @@ from hermes_rl.atropos.trajectory_api import open_trajectory_api
 from hermes_rl.cli.exit_codes import EXIT_CODE_HELP, ExitCode, exit_code_of
 from hermes_rl.cli.field_help import field_help
 from hermes_rl.cli.interrupt import Interruption
+from hermes_rl.cli.settings import add_model_switches, switch_layer
 from hermes_rl.cli.task_sets import failure_text
 from hermes_rl.config import ServerConfig
 from hermes_rl.config_layers import layer_of_models, public_config, resolve, with_reasoning
@@ -50,8 +51,16 @@ def make_environment(
     *,
     config_path: Path | None = None,
     flags: Sequence[Flag] = (),
+    server_type: str | None = None,
 ) -> HermesAgentBaseEnv:
     """Return an environment with its settings resolved.
+
+    Args:
+        env_cls: Its class.
+        command: The command it is for.
+        config_path: ``--config``.
+        flags: Dotted flags.
+        server_type: ``oracle`` or ``nop`` where that was asked for by its own switch.
 
     Raises:
         ConfigError: A setting is wrong; names the field and its source.
@@ -65,7 +74,7 @@ def make_environment(
     ]
     if config_path is not None:
         layers.append(read_yaml(config_path))
-    layers.append(flag_layer(flags, model))
+    layers += [flag_layer(flags, model), switch_layer(server_type)]
     config, servers = resolve(model, layers)
     config, servers = with_reasoning(config, servers)
     return env_cls(config, servers)
@@ -178,6 +187,7 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
         parser.add_argument("--resume", action="store_true", help="go on with the file")
     if command == "evaluate":
         parser.add_argument("--resume", type=Path, metavar="RUN_DIR", help="go on with a run")
+        add_model_switches(parser)
 
 
 def run_command(
@@ -192,7 +202,13 @@ def run_command(
         HermesRLError: An expected failure, to be shown as one message.
     """
     load_dotenv(Path.cwd())
-    env = make_environment(env_cls, command, config_path=arguments.config, flags=flags)
+    env = make_environment(
+        env_cls,
+        command,
+        config_path=arguments.config,
+        flags=flags,
+        server_type=getattr(arguments, "server_type", None),
+    )
 
     async def main() -> int:
         if command == "serve":

