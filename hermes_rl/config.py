@@ -134,7 +134,7 @@ class ServerConfig(ConfigModel):
     path: str | None = None
     """local: a GGUF file; None = the packaged 270M model."""
     threads: int | None = None
-    """local: CPU threads; None = the number of cores."""
+    """local: CPU threads; None = all cores but one, at most 4."""
     slots: int | None = Field(default=None, ge=1)
     """local: completions computed at the same time; None = 4."""
     prompt_cost_usd_per_mtok: float | None = None

@@ -39,7 +39,7 @@ class Options(BaseModel):
         cache_dir: Where the packaged model is put together.
         context_tokens: Context of one slot.
         slots: Completions at the same time.
-        threads: CPU threads, None = one per core.
+        threads: CPU threads.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -48,7 +48,7 @@ class Options(BaseModel):
     cache_dir: Path
     context_tokens: int
     slots: int
-    threads: int | None = None
+    threads: int
 
 
 def packaged_model(cache_dir: Path) -> Path:
@@ -115,8 +115,7 @@ def _serve(options: Options) -> Any:
     params.ui = False
     params.fit_params = False
     params.verbosity = QUIET
-    if options.threads is not None:
-        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = options.threads
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = options.threads
     return xllamacpp.Server(params)
 
 
