@@ -41,7 +41,9 @@ class SecondDaemon:
     def start(self) -> None:
         """Start the daemon and wait until it answers."""
         self._dockerd = self._spawn(
-            "dockerd",
+            # Without a bridge of its own a daemon removes docker0, whosever it is: so it gets a
+            # network namespace of its own.
+            *("unshare", "--net", "dockerd"),
             *("--data-root", f"{self.directory}/data", "--exec-root", f"{self.directory}/exec"),
             *("--containerd", f"{self.directory}/containerd.sock"),
             *("--pidfile", f"{self.directory}/pid", "--host", self.host),

@@ -38,6 +38,7 @@ CALLS = 6
 def daemon() -> Iterator[SecondDaemon]:
     found = shutil.which("dockerd") is not None and os.geteuid() == 0
     require(found, "needs root and dockerd, to start a daemon of its own")
+    interfaces = os.listdir("/sys/class/net")
     # Its socket's path must be short, so pytest's own directory will not do.
     daemon = SecondDaemon(Path(tempfile.mkdtemp(prefix="hermes-dockerd-")))
     try:
@@ -46,6 +47,7 @@ def daemon() -> Iterator[SecondDaemon]:
         yield daemon
     finally:
         daemon.close()
+    assert ("docker0" in interfaces) == ("docker0" in os.listdir("/sys/class/net"))
 
 
 @pytest.fixture(autouse=True)
