@@ -1,0 +1,20 @@
+"""89 generated tasks at once on Docker: images built once, one interrupt, the same totals."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from integration.interrupted_benchmark import interrupt_and_resume
+
+pytestmark = [pytest.mark.scale, pytest.mark.docker, pytest.mark.usefixtures("docker_image")]
+
+TASKS = 89
+
+
+async def test_89_tasks_at_once_one_interrupt_and_the_same_totals(tmp_path: Path) -> None:
+    began_s = time.monotonic()
+    seconds = await interrupt_and_resume(tmp_path, TASKS, timeout_s=1200)
+    parts = ", ".join(f"{value:.1f} s {name}" for name, value in seconds.items())
+    print(f"\n{TASKS} tasks at once: {time.monotonic() - began_s:.1f} s ({parts}), no error")
