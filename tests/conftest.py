@@ -7,6 +7,7 @@ import shutil
 import subprocess
 
 import pytest
+from hermes_venv import hermes_interpreter
 
 TEST_IMAGE = "hermes-test:latest"
 
@@ -38,3 +39,13 @@ def docker_image() -> str:
     """Name of the test image; needs a running daemon."""
     require(_docker_image_present(), f"needs dockerd and the image {TEST_IMAGE} (make image)")
     return TEST_IMAGE
+
+
+@pytest.fixture(scope="session")
+def hermes_python() -> str:
+    """Interpreter of an environment that has hermes-agent; built once per host, in a minute."""
+    try:
+        return str(hermes_interpreter())
+    except (OSError, RuntimeError, subprocess.TimeoutExpired) as error:
+        require(False, f"an environment with hermes-agent: {error}")
+        raise

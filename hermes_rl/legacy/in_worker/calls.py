@@ -93,7 +93,7 @@ class Calls:
         self._cleaners.submit(self._clean, id, task)
 
     def stop(self) -> None:
-        """Interrupt everything, free everything, end the threads; waits for all that, bounded."""
+        """Interrupt everything, free everything, end the threads; waits for that, bounded. Once."""
         deadline = time.monotonic() + STOP_CALLS_S + STOP_CLEANING_S
         with self._lock:
             for call in self._calls.values():
