@@ -24,7 +24,7 @@ from hermes_rl.sandbox import BackendSettings, SandboxSpec
 async def main():
     settings = BackendSettings(run_id=sys.argv[1], cache_dir=Path(sys.argv[2]))
     async with create_backend(settings) as backend:
-        sandbox = await backend.create(SandboxSpec(image="hermes-test:latest", lease_s=600))
+        sandbox = await backend.create(SandboxSpec(image="hermes-test:latest", network="none"))
         async with sandbox.pause():
             os.kill(os.getpid(), signal.SIGKILL)
 anyio.run(main)
@@ -65,16 +65,21 @@ async def test_a_living_runs_sandbox_is_listed_and_not_cleaned(tmp_path: Path) -
 
 
 def test_a_dead_runs_sandbox_is_listed_and_cleaned(tmp_path: Path) -> None:
-    settings = run_settings(tmp_path)
-    run = [sys.executable, "-c", LEAK, settings.run_id, str(tmp_path)]
-    assert subprocess.run(run, check=False, timeout=60).returncode == -9
-    ((leaked, state),) = containers_of(settings.run_id).items()
-    assert state == "paused"
-    _, out, _ = _hermes_rl("sandboxes", "list")
-    assert "owner dead" in out
-    code, out, _ = _hermes_rl("sandboxes", "clean")
-    assert (code, leaked in out.splitlines()) == (0, True)
-    assert containers_of(settings.run_id) == {}
+    for _ in range(5):
+        settings = run_settings(tmp_path)
+        run = [sys.executable, "-c", LEAK, settings.run_id, str(tmp_path)]
+        assert subprocess.run(run, check=False, timeout=60).returncode == -9
+        leaked = set(containers_of(settings.run_id))
+        _, listed, _ = _hermes_rl("sandboxes", "list")
+        code, cleaned, _ = _hermes_rl("sandboxes", "clean")
+        assert code == 0
+        assert containers_of(settings.run_id) == {}
+        # Any other run on this daemon may have swept it first; then it is tried again.
+        if leaked & set(cleaned.splitlines()):
+            break
+    (line,) = [line for line in listed.splitlines() if line.split()[0] in leaked]
+    assert line.split()[1] == "paused"
+    assert "owner dead" in line
 
 
 def test_doctor_says_what_is_there_and_what_is_missing() -> None:
