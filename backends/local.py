@@ -23,10 +23,13 @@ from typing import Self
 import anyio
 import anyio.to_thread
 
+from hermes_rl.backends.bubblewrap import check_bubblewrap
 from hermes_rl.backends.local_directories import list_records, sweep
+from hermes_rl.backends.local_options import LocalOptions, parse_options
 from hermes_rl.backends.local_sandbox import LocalSandbox
 from hermes_rl.backends.local_session import LocalSession
-from hermes_rl.errors import ConfigError, Unsupported
+from hermes_rl.backends.runtime import Runtime, ensure_runtime
+from hermes_rl.errors import BackendUnavailable, ConfigError, Unsupported
 from hermes_rl.sandbox import (
     BackendLimits,
     BackendSettings,
@@ -54,7 +57,7 @@ def create_backend(settings: BackendSettings) -> LocalBackend:
     Raises:
         ConfigError: An option is unknown or wrong.
     """
-    return LocalBackend(settings)
+    return LocalBackend(settings, parse_options(settings.options))
 
 
 class LocalBackend:
@@ -62,30 +65,46 @@ class LocalBackend:
 
     name = "local"
 
-    def __init__(self, settings: BackendSettings) -> None:
-        if settings.options:
-            raise ConfigError(
-                f"backend_options: the local backend has no {', '.join(sorted(settings.options))}."
-            )
+    def __init__(self, settings: BackendSettings, options: LocalOptions) -> None:
         operations = OPERATIONS_PER_CORE * (os.cpu_count() or 1)
         self.limits = BackendLimits(
             starting=settings.max_starting or operations, removing=operations
         )
-        self.capabilities = _capabilities()
+        self.capabilities = _capabilities(isolated=options.local_isolation == "bwrap")
         self._settings = settings
+        self._options = options
         self._session: LocalSession | None = None
 
     async def __aenter__(self) -> Self:
-        """Start the helper processes.
+        """Start the helper processes; warn if nothing isolates.
 
         Raises:
-            BackendUnavailable: No process can be started or no directory made.
+            BackendUnavailable: No process can be started, no directory made, or bubblewrap was
+                asked for and does not work here.
         """
-        logger.warning(WARNING)
-        session = LocalSession(self._settings, self.limits, self.capabilities)
+        runtime = await self._isolation()
+        self.capabilities = _capabilities(isolated=runtime is not None)
+        session = LocalSession(self._settings, self.limits, self.capabilities, runtime)
         await session.open()
         self._session = session
         return self
+
+    async def _isolation(self) -> Runtime | None:
+        """Return the interpreter to mount into bubblewrap, None if there is no isolation."""
+        if self._options.local_isolation == "none":
+            logger.warning(WARNING)
+            return None
+        try:
+            runtime = await ensure_runtime(self._settings.cache_dir)
+            await anyio.to_thread.run_sync(
+                check_bubblewrap, runtime, limiter=anyio.CapacityLimiter(1)
+            )
+        except BackendUnavailable as error:
+            if self._options.local_isolation == "bwrap":
+                raise
+            logger.warning("%s (%s)", WARNING, error)
+            return None
+        return runtime
 
     async def __aexit__(
         self,
@@ -122,12 +141,24 @@ class LocalBackend:
         """List what all engines on this machine have here; works unconnected too."""
         return await anyio.to_thread.run_sync(list_records, limiter=anyio.CapacityLimiter(1))
 
+    async def _check_bwrap(self) -> Check:
+        try:
+            runtime = await ensure_runtime(self._settings.cache_dir)
+            await anyio.to_thread.run_sync(
+                check_bubblewrap, runtime, limiter=anyio.CapacityLimiter(1)
+            )
+        except BackendUnavailable as error:
+            return Check("bubblewrap", ok=False, fix=str(error))
+        return Check("bubblewrap", ok=True)
+
     async def doctor(self) -> Sequence[Check]:
         """Check the prerequisites; works unconnected too."""
         bash = shutil.which("bash")
         place = tempfile.gettempdir()
         writable = os.access(place, os.W_OK | os.X_OK)
+        isolation = [] if self._options.local_isolation == "none" else [await self._check_bwrap()]
         return [
+            *isolation,
             Check(
                 "bash",
                 ok=bash is not None,
@@ -145,7 +176,10 @@ class LocalBackend:
         ]
 
 
-def _capabilities() -> frozenset[Capability]:
-    has_bash = shutil.which("bash") is not None
-    basic = frozenset({Capability.NETWORK_PUBLIC, Capability.PTY})
-    return basic | {Capability.BASH} if has_bash else basic
+def _capabilities(*, isolated: bool) -> frozenset[Capability]:
+    capabilities = {Capability.NETWORK_PUBLIC, Capability.PTY}
+    if shutil.which("bash") is not None:
+        capabilities.add(Capability.BASH)
+    if isolated:
+        capabilities |= {Capability.ISOLATION, Capability.NETWORK_NONE}
+    return frozenset(capabilities)

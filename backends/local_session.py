@@ -15,10 +15,12 @@ import anyio.to_thread
 from anyio.abc import TaskGroup
 
 from hermes_rl.backends.admission import Admission
+from hermes_rl.backends.bubblewrap import bubblewrap_message
 from hermes_rl.backends.local_directories import BackendDirectory, SandboxDirectory, remove_tree
 from hermes_rl.backends.local_nursery import NurseryClient
 from hermes_rl.backends.local_sandbox import LocalSandbox
 from hermes_rl.backends.outpost.transport import SocketTransport
+from hermes_rl.backends.runtime import Runtime
 from hermes_rl.errors import CreateError
 from hermes_rl.sandbox import BackendLimits, BackendSettings, Capability, SandboxSpec
 
@@ -40,7 +42,10 @@ class LocalSession:
         settings: BackendSettings,
         limits: BackendLimits,
         capabilities: frozenset[Capability],
+        runtime: Runtime | None,
     ) -> None:
+        self._runtime = runtime
+        self._network = settings.network or "public"
         self._run_id = settings.run_id
         self._capabilities = capabilities
         self._threads = anyio.CapacityLimiter(FILE_THREADS)
@@ -141,7 +146,7 @@ class LocalSession:
         nursery = await self._pick_nursery()
         directory = await self._in_thread(lambda: self._directory.make_sandbox(id))
         try:
-            message = keeper_message(spec, directory)
+            message = self._message(spec, directory)
         except BaseException:
             await self._in_thread(lambda: remove_tree(directory.top))
             raise
@@ -154,6 +159,17 @@ class LocalSession:
             await sandbox.close()
             raise
         return sandbox
+
+    def _message(self, spec: SandboxSpec, directory: SandboxDirectory) -> dict[str, object]:
+        if self._runtime is None:
+            return keeper_message(spec, directory)
+        return bubblewrap_message(
+            spec,
+            directory,
+            self._runtime,
+            network=spec.network or self._network,
+            inherited=_host_environment(),
+        )
 
     def _sandbox(
         self,

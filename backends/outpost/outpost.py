@@ -84,10 +84,13 @@ RESET_SIGNALS = (*IGNORED_SIGNALS, signal.SIGXFSZ)  # Python ignores SIGPIPE and
 # What runs a command of a session. All on one line, so that the shell's messages about the
 # command count lines from 1. Arguments: SETUP, state file to read, state file to write, command,
 # then NAME=VALUE for this call only.
-WRAPPER = (
-    b'eval "$1"; eval " $__hermes_cmd"; '
-    b'{ set -- "$?"; eval "$__hermes_save"; } 2>/dev/null; exit "$1"'
+#
+# SETUP comes from a file where there is one, for the sake of whoever reads a list of processes.
+RUN_COMMAND = (
+    b'eval " $__hermes_cmd"; { set -- "$?"; eval "$__hermes_save"; } 2>/dev/null; exit "$1"'
 )
+WRAPPER = b'eval "$1"; ' + RUN_COMMAND
+WRAPPER_WITH_FILE = b'. "$1"; ' + RUN_COMMAND
 # PWD is ours (the process was started in the right place); HERMES_CMD must be this command's.
 SETUP = rb"""
 __hermes_out=$3 __hermes_cmd=$4 __hermes_pwd=$PWD __hermes_id=$HERMES_CMD __hermes_undo=
@@ -795,6 +798,11 @@ class Session:
         self.cwd = cwd
         self.state: Optional[State] = None
 
+    def check_state(self) -> None:
+        """Start anew if somebody removed the state file."""
+        if self.state is not None and not os.path.exists(self.state.path):
+            self.state = None
+
     def advance(self, path: bytes, *, keep_cwd: bool) -> None:
         """Take over the state file a command wrote, if it is complete."""
         cwd = read_state_cwd(path)
@@ -1329,6 +1337,8 @@ class Outpost:
         if self.user is None:
             self.base_env = {**identity(self.own_user()), **self.base_env}
         self.state_dir = self.make_state_dir(options.get("state-dir", []))
+        self.setup_text = SETUP + (BASH_SAVE if self.shell_name == "bash" else SH_SAVE)
+        self.setup_path = self.write_setup()
         lease_s = float(options.get("lease-s", ["0"])[-1])
         if lease_s > 0:
             self.call_later(lease_s, lambda: self.finish("expired"))
@@ -1523,6 +1533,7 @@ class Outpost:
         directory = os.path.join(self.state_dir, b"%d" % (user.uid if user else os.geteuid()))
         try:
             if not os.path.isdir(directory):
+                os.makedirs(self.state_dir, 0o711, exist_ok=True)  # it may have been removed
                 os.mkdir(directory, 0o700)
                 if user is not None:
                     os.chown(directory, user.uid, user.gid)
@@ -1751,6 +1762,8 @@ class Outpost:
         marks = {COOKIE: self.processes.cookie(command.id), b"PWD": cwd}
         session = command.session
         if session is not None and session.state is not None and self.shell:
+            session.check_state()
+        if session is not None and session.state is not None and self.shell:
             # The state holds the whole environment, without what the session has unset.
             env = {name: value for name, value in env.items() if is_odd(name)}
             command.state_in = session.state
@@ -1774,9 +1787,26 @@ class Outpost:
             return [*self.shell_start(), text], env
         if fields.get("save"):
             command.state_out = self.private_path(user, "state")
-        save = BASH_SAVE if self.shell_name == "bash" else SH_SAVE
-        start = [*self.shell_start(), WRAPPER, b"bash", SETUP + save]
+        start = [*self.shell_start(), *self.setup_words()]
         return [*start, state, command.state_out, text, *extra], env
+
+    def setup_words(self) -> List[bytes]:
+        """Return the wrapper, $0 and $1 of a session's command; the setup file may be gone."""
+        try:
+            if os.stat(self.setup_path).st_size == len(self.setup_text):
+                return [WRAPPER_WITH_FILE, b"bash", self.setup_path]
+        except OSError:
+            self.setup_path = self.write_setup()
+        return [WRAPPER, b"bash", self.setup_text]
+
+    def write_setup(self) -> bytes:
+        path = os.path.join(self.state_dir, b"setup") if self.state_dir else b""
+        try:
+            with open(path, "xb") as file:
+                file.write(self.setup_text)
+        except OSError:
+            return b""
+        return path
 
     def shell_start(self) -> List[bytes]:
         options = [b"--norc", b"--noprofile"] if self.shell_name == "bash" else []

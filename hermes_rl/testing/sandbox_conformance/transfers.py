@@ -167,7 +167,7 @@ class TransferConformance(ConformanceBase):
 
     async def test_set_user_id_does_not_leave(self, sandbox: Sandbox, tmp_path: Path) -> None:
         """Files arrive without set-user-id bits, and readable to us."""
-        name = await self.make_tree(sandbox, "open('s', 'w'); os.chmod('s', 0o6100)")
+        name = await self.make_tree(sandbox, "open('s', 'w'); os.chmod('s', 0o6500)")
         await sandbox.download(name, tmp_path / "t")
         assert (tmp_path / "t" / "s").stat().st_mode & 0o7777 == 0o700
 

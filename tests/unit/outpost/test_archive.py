@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import shutil
@@ -243,11 +244,17 @@ def test_no_combination_of_links_leads_outside(
         unpack(archive(directory("."), *made), guarded)
     check_cage(guarded)
     for path in filter(Path.is_symlink, guarded.rglob("*")):
-        try:
-            resolved = path.resolve(strict=False)
-        except RuntimeError:  # a loop leads nowhere
-            continue
-        assert resolved.is_relative_to(guarded), (path, os.readlink(path))
+        if not is_loop(path):
+            assert Path(os.path.realpath(path)).is_relative_to(guarded), os.readlink(path)
+
+
+def is_loop(path: Path) -> bool:
+    """Tell whether a link leads to itself, hence nowhere."""
+    try:
+        path.stat()
+    except OSError as error:
+        return error.errno == errno.ELOOP
+    return False
 
 
 def test_packing_refuses_what_is_no_file(tmp_path: Path) -> None:

@@ -22,13 +22,29 @@ def wire(tmp_path: Path) -> Iterator[Wire]:
 
 
 def state_files(tmp_path: Path) -> list[str]:
-    return [name for _, _, names in os.walk(tmp_path / "state") for name in names]
+    found = [name for _, _, names in os.walk(tmp_path / "state") for name in names]
+    return [name for name in found if name != "setup"]
+
+
+def test_a_removed_state_directory_loses_the_state_and_no_more(wire: Wire, tmp_path: Path) -> None:
+    wire.run("export A=1; cd /tmp", session="s", save=1)
+    shutil.rmtree(tmp_path / "state")
+    lost = wire.run('echo "${A-unset} ${PATH:+set}"; export A=2', session="s", save=1)
+    assert (lost["code"], lost["out"], lost["err"]) == (b"0", b"unset set\n", b"")
+    assert wire.text("echo $A; pwd", session="s", save=1) == "2\n/tmp\n"
+    assert wire.text("echo " + "x" * 200_000 + " | wc -c") == "200001\n"
+
+
+def test_a_list_of_processes_is_fit_to_read(wire: Wire) -> None:
+    shown = wire.text("cat /proc/$$/cmdline", session="s", save=1)
+    assert "__hermes_undo" not in shown
+    assert len(shown) < 400
 
 
 def test_old_versions_are_removed(wire: Wire, tmp_path: Path) -> None:
     for number in range(10):
         wire.run(f"export A={number}", session="s", save=1)
-    assert len(state_files(tmp_path)) == 1
+    assert state_files(tmp_path) == ["state-10"]
     wire.run("export A=1", session="other", save=1)
     assert len(state_files(tmp_path)) == 2
 
