@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, ClassVar, Self
+
+import anyio
+import anyio.to_thread
 
 from hermes_rl.backends.cloud_options import CloudOptions
 from hermes_rl.errors import ConfigError, MissingExtra, Unsupported
@@ -36,6 +40,8 @@ class CloudBackend(ABC):
     extra: ClassVar[str]
     """Of our package; installs the vendor's SDK."""
     sdk: ClassVar[str]
+    module: ClassVar[str]
+    """Ours that imports the SDK."""
     offers: ClassVar[frozenset[Capability]]
 
     def __init__(self, settings: BackendSettings, options: CloudOptions) -> None:
@@ -49,17 +55,23 @@ class CloudBackend(ABC):
 
     @abstractmethod
     def _vendor(self) -> CloudVendor:
-        """Import the SDK and return the vendor, not yet open."""
+        """Return the vendor, not yet open; its module has been imported."""
 
     @abstractmethod
     async def _examine(self) -> Sequence[Check]:
-        """Import the SDK and check the prerequisites."""
+        """Check the prerequisites; the vendor's module has been imported."""
 
-    def _open_vendor(self) -> CloudVendor:
+    async def _open_vendor(self) -> CloudVendor:
         try:
-            return self._vendor()
+            await self._import_sdk()
         except ModuleNotFoundError as error:
             raise MissingExtra.of(f"The {self.name} backend", self.extra) from error
+        return self._vendor()
+
+    async def _import_sdk(self) -> None:
+        """Import in a thread what takes seconds to import."""
+        limiter = anyio.CapacityLimiter(1)
+        await anyio.to_thread.run_sync(importlib.import_module, self.module, limiter=limiter)
 
     async def __aenter__(self) -> Self:
         """Connect to the vendor, and begin to sweep what earlier runs left there.
@@ -69,7 +81,7 @@ class CloudBackend(ABC):
             BackendUnavailable: The vendor cannot be reached.
             MissingExtra: Its SDK is not installed.
         """
-        vendor = self._open_vendor()
+        vendor = await self._open_vendor()
         from hermes_rl.backends.cloud_session import CloudSession
         from hermes_rl.backends.creation_rate import CreationRate
 
@@ -125,7 +137,7 @@ class CloudBackend(ABC):
             BackendUnavailable: The vendor cannot be reached.
             MissingExtra: Its SDK is not installed.
         """
-        vendor = self._open_vendor()
+        vendor = await self._open_vendor()
         from hermes_rl.backends.cloud_inventory import list_records
 
         return await list_records(vendor)
@@ -133,7 +145,8 @@ class CloudBackend(ABC):
     async def doctor(self) -> Sequence[Check]:
         """Check the prerequisites; works unconnected too."""
         try:
-            return await self._examine()
+            await self._import_sdk()
         except ModuleNotFoundError:
             fix = f"pip install 'hermes_rl[{self.extra}]'"
             return [Check(self.sdk, ok=False, detail="not installed", fix=fix)]
+        return await self._examine()

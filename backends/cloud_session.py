@@ -263,22 +263,25 @@ class CloudSession:
             flight = _Flight()
             self._flights.add(flight)
             self._tasks.start_soon(self._fly, flight, self._order(spec, image))
-            await self._await_landing(flight)
+            await self._await_landing(flight, spec)
             refusal = flight.error
             if not isinstance(refusal, RateLimited) or anyio.current_time() >= give_up_at_s:
                 return flight.claim()
             self._rate.refused(refusal.retry_after_s or backoff_s)
             backoff_s = min(2 * backoff_s, LONGEST_BACKOFF_S)
 
-    async def _await_landing(self, flight: _Flight) -> None:
+    async def _await_landing(self, flight: _Flight, spec: SandboxSpec) -> None:
         try:
-            await flight.landed.wait()
-        except BaseException:
+            with anyio.fail_after(spec.start_timeout_s):
+                await flight.landed.wait()
+        except BaseException as error:
             flight.is_abandoned = True
             with anyio.move_on_after(CANCEL_GRACE_S, shield=True):
                 await flight.landed.wait()
             if flight.box is not None:
                 await self._remove_shielded(flight.box.id)
+            if isinstance(error, TimeoutError):
+                raise self._too_slow(spec) from None
             raise
 
     async def _remove_shielded(self, id: str) -> None:

@@ -39,6 +39,7 @@ class ModalBackend(CloudBackend):
     name = "modal"
     extra = "modal"
     sdk = "modal"
+    module = "hermes_rl.backends.modal_vendor"
     offers = frozenset(
         {
             Capability.ISOLATION,

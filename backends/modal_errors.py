@@ -32,6 +32,11 @@ _CREATE: frozenset[Phase] = frozenset({"create", "image"})
 _USE: frozenset[Phase] = frozenset({"use"})
 
 
+def _told(error: Exception) -> str:
+    """Some of the SDK's exceptions have no message."""
+    return str(error) or type(error).__name__
+
+
 def _token_refused(error: Exception) -> HermesRLError:
     return ConfigError(
         f"Modal refuses the token: {error}. Check MODAL_TOKEN_ID and MODAL_TOKEN_SECRET "
@@ -73,7 +78,7 @@ def _exhausted(error: Exception) -> HermesRLError:
 
 
 def _no_capacity(error: Exception) -> HermesRLError:
-    return Capacity(f"Modal has not started the sandbox in time: {error or 'no capacity'}")
+    return Capacity(f"Modal has not started the sandbox in time: {_told(error)}")
 
 
 def _bad_request(error: Exception) -> HermesRLError:
@@ -85,11 +90,11 @@ def _expired(error: Exception) -> HermesRLError:
 
 
 def _gone(error: Exception) -> HermesRLError:
-    return SandboxGone(f"The sandbox is gone: {error or 'terminated'}", cause="removed")
+    return SandboxGone(f"The sandbox is gone: {_told(error)}", cause="removed")
 
 
 def _unavailable(error: Exception) -> HermesRLError:
-    return BackendUnavailable(f"Modal cannot be reached: {error or type(error).__name__}")
+    return BackendUnavailable(f"Modal cannot be reached: {_told(error)}")
 
 
 def _other(error: Exception) -> HermesRLError:

@@ -29,6 +29,7 @@ __all__ = [
     "ContainerBox",
     "ProcessBox",
     "build_image",
+    "has_image",
     "open_box",
     "remove_image",
 ]
@@ -37,7 +38,8 @@ MARKER = "HERMES_LOOPBACK_BOX"
 """Environment variable by which a box's processes are found."""
 LABEL = "hermes.loopback"
 """Label of the containers; its value is the server's."""
-FAREWELL_S = 2.0
+NEVER_TYPED = "ctrl-^,ctrl-b,ctrl-],ctrl-q,ctrl-^,ctrl-^,ctrl-z,ctrl-e"
+"""The client's own keys cannot be switched off; these do not occur in what it carries."""
 _files = anyio.CapacityLimiter(4)
 
 
@@ -150,7 +152,7 @@ class ContainerBox(Box):
         tty: bool = False,
     ) -> list[str]:
         """Return the client's exec."""
-        options = ["--interactive"] + ["--tty"] * tty
+        options = ["--interactive", *(("--tty", f"--detach-keys={NEVER_TYPED}") if tty else ())]
         options += ["--workdir", cwd] if cwd else []
         options += [f"--env={name}={value}" for name, value in (env or {}).items()]
         return ["docker", "exec", *options, self._name, *command]
@@ -174,18 +176,18 @@ class ContainerBox(Box):
 
 
 class ProcessBox(Box):
-    """Processes on this machine, in a home of their own."""
+    """Processes on this machine, in a home of their own.
+
+    It has no main process: it is up until it is destroyed.
+    """
 
     def __init__(self, request: BoxRequest) -> None:
         super().__init__(request)
         self._home = Path(tempfile.gettempdir(), f"hermes-loopback-{self.id}")
-        self._main: Process | None = None
 
     async def start(self) -> None:
-        """Make the home and start the main process."""
+        """Make the home."""
         await anyio.Path(self._home, "tmp").mkdir(parents=True)
-        if self.request.command:
-            self._main = await self.exec(self.request.command)
 
     def argv(
         self,
@@ -215,16 +217,11 @@ class ProcessBox(Box):
         return {"cwd": place or str(self._home), "env": environment}
 
     async def is_up(self) -> bool:
-        """Whether the main process runs."""
-        return self._main is None or self._main.returncode is None
+        """Whether its home is there."""
+        return await anyio.Path(self._home).is_dir()
 
     async def destroy(self) -> None:
         """Kill its processes, found by their environment, and remove the home."""
-        if self._main is not None:
-            with suppress(ProcessLookupError):
-                self._main.kill()
-            await self._main.aclose()
-            self._main = None
         await anyio.to_thread.run_sync(self._clean, limiter=_files)
 
     def _clean(self) -> None:
@@ -287,6 +284,15 @@ def _lay_out(root: Path, dockerfile: str, files: Mapping[str, tuple[bytes, int]]
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
         path.chmod(mode)
+
+
+async def has_image(name: str) -> bool:
+    """Whether Docker has an image of this name; a registry is never asked."""
+    try:
+        await _docker("image", "inspect", name)
+    except OSError:
+        return False
+    return True
 
 
 async def remove_image(tag: str) -> None:

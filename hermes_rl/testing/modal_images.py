@@ -9,7 +9,7 @@ from typing import Any
 
 import anyio
 
-from hermes_rl.testing.loopback_boxes import build_image, remove_image
+from hermes_rl.testing.loopback_boxes import build_image, has_image, remove_image
 
 __all__ = ["ImageBench"]
 
@@ -48,6 +48,10 @@ class ImageBench:
         is_empty = digest == hashlib.sha256(b"").hexdigest()
         return is_empty or digest in self._files
 
+    def missing(self, digests: Iterable[str]) -> list[str]:
+        """Return those whose content is not here."""
+        return [digest for digest in digests if digest not in self._files]
+
     def mount(self, files: Iterable[Any]) -> str:
         """Take a list of files and return its id."""
         listing = {file.filename: (file.sha256_hex, file.mode or 0o644) for file in files}
@@ -80,6 +84,8 @@ class ImageBench:
             return image_id
         if len(lines) == 1 and lines[0].startswith("FROM hermes-loopback"):
             return lines[0].split()[1]
+        if len(lines) == 1 and not await has_image(lines[0].split()[1]):
+            raise OSError(f"manifest for {lines[0].split()[1]} not found: manifest unknown")
         tag = f"hermes-loopback:{image_id[3:]}"
         self.builds += 1
         await build_image(tag, "\n".join(lines) + "\n", self._context(image))

@@ -23,6 +23,7 @@ import functools
 import os
 import re
 import signal
+import socket
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -152,9 +153,9 @@ class ModalServer:
         ]
         async with anyio.create_task_group() as self.tasks, self.lives.open():
             server = Server(services, status_details_codec=custom_detail_codec)
-            await server.start("127.0.0.1", self.port)
-            assert server._server is not None
-            self.port = server._server.sockets[0].getsockname()[1]
+            listener = socket.create_server(("127.0.0.1", self.port))
+            self.port = listener.getsockname()[1]
+            await server.start(sock=listener)
             try:
                 yield
             finally:
@@ -306,6 +307,10 @@ class _Control:
     async def MountPutFile(self, request: Any, metadata: Any) -> Any:
         exists = self._server.images.put_file(request.sha256_hex, request.data)
         return api_pb2.MountPutFileResponse(exists=exists)
+
+    async def MountBatchedCheckExistence(self, request: Any, metadata: Any) -> Any:
+        missing = self._server.images.missing(request.sha256_hex_hashes)
+        return api_pb2.MountBatchedCheckExistenceResponse(missing_sha256_hex_hashes=missing)
 
     async def MountGetOrCreate(self, request: Any, metadata: Any) -> Any:
         mount_id = self._server.images.mount(request.files)

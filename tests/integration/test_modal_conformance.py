@@ -10,6 +10,7 @@ import pytest_asyncio
 pytest.importorskip("modal", reason="needs hermes_rl[modal]")
 
 from hermes_rl.backends.modal import create_backend
+from hermes_rl.errors import SandboxGone
 from hermes_rl.sandbox import Backend, BackendSettings, Capability, Sandbox
 from hermes_rl.testing.hosting import hosted
 from hermes_rl.testing.modal_server import ModalServer
@@ -49,3 +50,9 @@ class TestModalConformance(SandboxConformance):
         everything = frozenset(Capability) - {Capability.BASH}
         assert backend.capabilities == everything - ABSENT
         assert sandbox.capabilities == backend.capabilities | {Capability.BASH}
+
+    async def test_kill_minus_nine_minus_one(self, fresh: Sandbox) -> None:
+        """The supervisor is no PID 1 there: whoever kills everything ends his own sandbox."""
+        with pytest.raises(SandboxGone) as caught:
+            await fresh.exec("kill -9 -1; sleep 60", timeout_s=60)
+        assert (caught.value.cause, caught.value.by_agent) == ("killed", True)
