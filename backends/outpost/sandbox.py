@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import Literal
 
 import anyio
+import anyio.to_thread
 
 from hermes_rl.backends.outpost.channel import Hello, Loss, OutpostChannel
 from hermes_rl.backends.outpost.errno_errors import file_error
@@ -66,6 +67,8 @@ logger = logging.getLogger(__name__)
 
 CLOSE_LIMIT_S = 10.0
 WRITE_INLINE_BYTES = 512 * 1024
+JOIN_HERE_BYTES = 4 << 20
+"""Joining more than this on the event loop would hold it for milliseconds."""
 LIST_LIMIT_BYTES = 10_000 * 512
 MAX_LIST_ENTRIES = 10_000
 
@@ -354,7 +357,10 @@ class OutpostSandbox:
         if trusted:
             return await self._read_trusted(path, max_bytes=max_bytes, offset=offset)
         fields = {"offset": offset, "limit": max_bytes, **self._as_user(user)}
-        return b"".join(await self._ask_about(Kind.READ, path, fields, limit_bytes=max_bytes))
+        chunks = await self._ask_about(Kind.READ, path, fields, limit_bytes=max_bytes)
+        if sum(map(len, chunks)) < JOIN_HERE_BYTES:
+            return b"".join(chunks)
+        return await anyio.to_thread.run_sync(b"".join, chunks, limiter=self._threads)
 
     def _as_user(self, user: str | None) -> dict[str, bytes | str | int]:
         """Return the field that makes a file operation happen as ``user``."""

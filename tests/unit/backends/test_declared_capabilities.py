@@ -1,0 +1,53 @@
+"""What each backend declares. A change here changes which tasks run where."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from hermes_rl.backends.docker import CAPABILITIES as DOCKER
+from hermes_rl.backends.local import create_backend
+from hermes_rl.sandbox import BackendSettings, Capability
+from tests.conftest import require
+
+DECLARED: dict[str, set[Capability]] = {
+    "local": {Capability.BASH, Capability.NETWORK_PUBLIC, Capability.PTY},
+    "local in bubblewrap": {
+        Capability.BASH,
+        Capability.ISOLATION,
+        Capability.NETWORK_NONE,
+        Capability.NETWORK_PUBLIC,
+        Capability.PTY,
+    },
+    "docker": {
+        Capability.CHANGES,
+        Capability.CPU_LIMIT,
+        Capability.DOCKERFILE,
+        Capability.ENGINE_ACCESS,
+        Capability.IMAGES,
+        Capability.ISOLATION,
+        Capability.MEMORY_LIMIT,
+        Capability.NETWORK_NONE,
+        Capability.NETWORK_PUBLIC,
+        Capability.PAUSE,
+        Capability.PIDS_LIMIT,
+        Capability.PTY,
+        Capability.USERS,
+    },
+}
+"""Docker's sandboxes add BASH where the image has it."""
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("local", {}), ("local in bubblewrap", {"local_isolation": "bwrap"})],
+)
+def test_local_declares_what_the_table_says(name: str, options: dict[str, str]) -> None:
+    require(shutil.which("bash") is not None, "needs bash")
+    backend = create_backend(BackendSettings(run_id="test", options=options))
+    assert backend.capabilities == DECLARED[name]
+
+
+def test_docker_declares_what_the_table_says() -> None:
+    assert DOCKER == DECLARED["docker"]
