@@ -50,4 +50,4 @@ def test_local_declares_what_the_table_says(name: str, options: dict[str, str]) 
 
 
 def test_docker_declares_what_the_table_says() -> None:
-    assert DOCKER == DECLARED["docker"]
+    assert DECLARED["docker"] == DOCKER
