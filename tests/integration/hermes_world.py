@@ -7,7 +7,6 @@ import os
 import shutil
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,7 +25,8 @@ PUBLIC = "http://93.184.216.34"
 class Services:
     """SearXNG, Tavily and an OpenAI-compatible vision model, as far as the tools use them.
 
-    The query ``sleep:2 words`` is answered after 2 s; ``words`` are its only result.
+    The query ``sleep:2 words`` is answered after 2 s, or when ``awake`` is set; ``words`` are its
+    only result.
 
     Attributes:
         url: Where they listen.
@@ -41,6 +41,7 @@ class Services:
         self.queries: list[str] = []
         self.images: list[str] = []
         self.pages: dict[str, str] = {}
+        self.awake = threading.Event()
         self._busy = 0
         self._lock = threading.Lock()
 
@@ -51,7 +52,7 @@ class Services:
             self.busiest = max(self.busiest, self._busy)
         try:
             if query.startswith("sleep:"):
-                time.sleep(float(query.split()[0].removeprefix("sleep:")))
+                self.awake.wait(float(query.split()[0].removeprefix("sleep:")))
         finally:
             with self._lock:
                 self._busy -= 1
@@ -155,6 +156,11 @@ def processes(word: str) -> list[int]:
         except OSError:
             continue
     return [pid for pid in found if pid != os.getpid()]
+
+
+def parent(pid: int) -> int:
+    """Return the process that a process is a child of."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def titles(results: list[str]) -> Counter[str]:

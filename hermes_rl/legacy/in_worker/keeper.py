@@ -29,6 +29,7 @@ GRACE_S = 3.8
 SWEEP_S = 1.0
 """Longest wait for killed processes to be gone."""
 SWEEP_POLL_MS = 10
+TERMINATED = 128 + signal.SIGTERM
 LOG_NAME = "log"
 LOG_TAIL_BYTES = 2_000
 PR_SET_PDEATHSIG = 1
@@ -38,10 +39,10 @@ PR_SET_CHILD_SUBREAPER = 36
 def keep(work: Callable[[Path], None]) -> None:
     """Run ``work`` in a child with a private directory; ends this process with its exit code."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     directory = Path(tempfile.mkdtemp(prefix="hermes-rl-"))
-    code = 1
+    code = TERMINATED
     try:
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
         keeper = os.getpid()
         child = os.fork()
         if child == 0:
