@@ -7,7 +7,8 @@ import shutil
 import subprocess
 
 import pytest
-from hermes_venv import hermes_interpreter
+
+from tests.hermes_venv import hermes_interpreter
 
 TEST_IMAGE = "hermes-test:latest"
 

@@ -111,7 +111,7 @@ async def test_closing_the_stream_ends_the_container(engine: DockerEngine) -> No
         await transport.aclose()
         del transport
     with anyio.fail_after(10):
-        while await engine.containers(LABEL):  # noqa: ASYNC110 - the daemon's state
+        while await engine.containers(LABEL):
             await anyio.sleep(0.05)
 
 

@@ -58,7 +58,7 @@ async def _attacked(settings: BackendSettings, **fields: Any) -> AsyncIterator[S
             yield victim
             before = len(rounds)
             with anyio.fail_after(20):
-                while len(rounds) < before + 3:  # noqa: ASYNC110 - the neighbour's progress
+                while len(rounds) < before + 3:
                     await anyio.sleep(0.01)
             tasks.cancel_scope.cancel()
         await victim.close()
@@ -107,7 +107,7 @@ async def test_a_fork_bomb_meets_its_limit_and_dies_at_the_deadline(
         assert result.exit_code != 0
         await victim.kill_all()
         with anyio.fail_after(20):
-            while not await _is_well(victim):  # noqa: ASYNC110 - its processes are dying
+            while not await _is_well(victim):
                 await anyio.sleep(0.2)
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 import pytest
-from conftest import require
+
+from tests.conftest import require
 
 pytest.importorskip("aiodocker", reason="needs hermes_rl[docker]")
 

@@ -15,7 +15,8 @@ from typing import Any
 
 import anyio
 import pytest
-from conftest import require
+
+from tests.conftest import require
 
 pytest.importorskip("aiodocker", reason="needs hermes_rl[docker]")
 

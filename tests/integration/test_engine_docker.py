@@ -13,8 +13,8 @@ from hermes_rl.errors import EngineClosed
 from hermes_rl.model.scripted import ScriptedModel, call, replay
 from hermes_rl.testing.fake_tasks import FakeTask
 from hermes_rl.testing.leaks import leak_census
-from integration.docker_boxes import box, containers_of
-from integration.mixed_work import mixed_model, run_boxes
+from tests.integration.docker_boxes import box, containers_of
+from tests.integration.mixed_work import mixed_model, run_boxes
 
 pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("docker_image")]
 

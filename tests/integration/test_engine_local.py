@@ -19,8 +19,8 @@ from hermes_rl.tasks import Deadlines
 from hermes_rl.testing.fake_tasks import FakeTask
 from hermes_rl.testing.leaks import leak_census
 from hermes_rl.types import AgentResult, StopReason
-from integration.evaluate_process import processes_with
-from integration.mixed_work import mixed_model, run_boxes
+from tests.integration.evaluate_process import processes_with
+from tests.integration.mixed_work import mixed_model, run_boxes
 
 BOXES = 24
 

@@ -26,12 +26,12 @@ import pytest
 pytest.importorskip("aiodocker", reason="needs hermes_rl[docker]")
 
 import aiodocker
-from docker_cpu import cpu_seconds
-from idle_loop import lags_ms, p99
 
 from hermes_rl.backends.docker import create_backend
 from hermes_rl.backends.docker_sandbox import DockerSandbox
 from hermes_rl.sandbox import Backend, BackendSettings, Sandbox, SandboxSpec, open_backend
+from tests.perf.docker_cpu import cpu_seconds
+from tests.perf.idle_loop import lags_ms, p99
 
 pytestmark = [
     pytest.mark.perf,
@@ -281,7 +281,7 @@ async def test_a_killed_engine_leaves_nothing(cache_dir: Path) -> None:
     start_s = time.perf_counter()
     listing = ["docker", "ps", "-aq", "--filter", f"label=hermes.run={run_id}"]
     with anyio.fail_after(5):
-        while (await anyio.run_process(listing)).stdout:  # noqa: ASYNC110 - the daemon's state
+        while (await anyio.run_process(listing)).stdout:
             await anyio.sleep(0.05)
     gone_s = time.perf_counter() - start_s
     _row("10 sandboxes gone after SIGKILL", f"{gone_s:.1f} s", "<= 5 s")

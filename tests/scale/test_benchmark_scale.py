@@ -6,7 +6,8 @@ import time
 from pathlib import Path
 
 import pytest
-from integration.interrupted_benchmark import interrupt_and_resume
+
+from tests.integration.interrupted_benchmark import interrupt_and_resume
 
 pytestmark = [pytest.mark.scale, pytest.mark.docker, pytest.mark.usefixtures("docker_image")]
 

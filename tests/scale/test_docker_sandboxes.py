@@ -13,12 +13,12 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 import pytest
-from integration.docker_boxes import box, containers_of, gone_within, run_settings
 
 from hermes_rl.backends.docker import create_backend
 from hermes_rl.backends.ownership import RUN_LABEL
 from hermes_rl.sandbox import Sandbox
 from hermes_rl.testing.leaks import leak_census
+from tests.integration.docker_boxes import box, containers_of, gone_within, run_settings
 
 pytestmark = [
     pytest.mark.scale,

@@ -7,15 +7,22 @@ import time
 from pathlib import Path
 
 import pytest
-from integration.docker_boxes import box, docker
-from integration.evaluate_process import end, interrupt, outcomes, run, start, wait_for_records
-from integration.mixed_work import mixed_model, run_boxes
 
 from hermes_rl.backends.ownership import RUN_LABEL
 from hermes_rl.config import EnvConfig
 from hermes_rl.engine import RolloutEngine
 from hermes_rl.runlog.reader import read_run
 from hermes_rl.testing.leaks import leak_census
+from tests.integration.docker_boxes import box, docker
+from tests.integration.evaluate_process import (
+    end,
+    interrupt,
+    outcomes,
+    run,
+    start,
+    wait_for_records,
+)
+from tests.integration.mixed_work import mixed_model, run_boxes
 
 pytestmark = [pytest.mark.scale, pytest.mark.docker, pytest.mark.usefixtures("docker_image")]
 

@@ -17,11 +17,11 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 import pytest
-from integration.docker_boxes import box, containers_of, docker, run_settings
 
 from hermes_rl.backends.docker import DockerBackend, create_backend
 from hermes_rl.errors import FileError, SandboxGone
 from hermes_rl.sandbox import Sandbox
+from tests.integration.docker_boxes import box, containers_of, docker, run_settings
 
 pytestmark = [
     pytest.mark.soak,
