@@ -13,7 +13,6 @@ from typing import Any
 import orjson
 import pytest
 import yaml
-from integration.tiny_tasks import TINY, archive_text, row_of, write_rows
 
 from hermes_rl.atropos.config import HermesAgentEnvConfig
 from hermes_rl.benchmarks.task_rows import RowDefaults, tasks_of_rows
@@ -28,6 +27,7 @@ from hermes_rl.errors import TaskError
 from hermes_rl.sandbox import Capability
 from hermes_rl.task_selection import select
 from hermes_rl.types import JSONObject
+from tests.integration.tiny_tasks import TINY, archive_text, row_of, write_rows
 
 DEFAULTS = RowDefaults(agent_s=1800, test_s=600)
 
