@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 import anyio
+from anyio import Path as AsyncPath  # anyio loads it at first use: not on the event loop.
 
 from hermes_rl.backends.docker_archive import first_file
 from hermes_rl.backends.docker_attach import AttachTransport
@@ -209,7 +210,7 @@ class DockerSandbox(OutpostSandbox):
         path = self._without_tilde(remote)
         if plan.options.read_only or user not in ("", "0", "root") or path[:1] != "/":
             return None
-        is_directory = await anyio.Path(local).is_dir()
+        is_directory = await AsyncPath(local).is_dir()
         if await size_of(local, threads=self._threads) < LARGE_BYTES:
             return None
         kind = "directory" if is_directory else "file"

@@ -58,7 +58,7 @@ async def pass_flags(run: VerifierRun, tests: Path, sandbox: Sandbox) -> tuple[s
 
 
 def _contradiction(run: VerifierRun) -> str:
-    report = run.files.report_evidence().get("ctrf", {})
+    report = (run.files.report or {}).get("ctrf", {})
     failed = report.get("summary", {}).get("failed", 0)
     return f"a full reward beside {failed} failed tests in the report" if failed else ""
 

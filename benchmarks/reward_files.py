@@ -21,6 +21,7 @@ __all__ = ["RewardFiles", "parse_report", "parse_reward_json", "parse_reward_tex
 
 MAX_TESTS_KEPT = 200
 """Test outcomes kept in the evidence; the totals are always complete."""
+MAX_NAME_CHARS = 200
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -30,24 +31,17 @@ class RewardFiles:
     Attributes:
         reward_json: ``reward.json``.
         reward_txt: ``reward.txt``.
-        report: ``ctrf.json``, a test report (https://ctrf.io).
-        report_error: Why there is a report but no content of it.
+        report: What ``ctrf.json`` (https://ctrf.io) says, as evidence; see :func:`parse_report`.
     """
 
     reward_json: bytes | None = None
     reward_txt: bytes | None = None
-    report: bytes | None = None
-    report_error: str = ""
+    report: JSONObject | None = None
 
     @property
     def has_reward(self) -> bool:
         """Whether there is a reward, readable or not."""
         return self.reward_json is not None or self.reward_txt is not None
-
-    @property
-    def has_report(self) -> bool:
-        """Whether there is a test report, readable or not."""
-        return self.report is not None or bool(self.report_error)
 
     def rewards(self) -> dict[str, float]:
         """Return all numbers; the reward itself is the one named ``reward``, or the only one.
@@ -68,12 +62,6 @@ class RewardFiles:
         if self.reward_json is not None:
             return parse_reward_json(self.reward_json)[0]
         return parse_reward_text(self.reward_txt or b"")
-
-    def report_evidence(self) -> JSONObject:
-        """Return the test report as evidence: partial credit for whoever wants it."""
-        if self.report_error:
-            return {"ctrf_error": self.report_error}
-        return {} if self.report is None else parse_report(self.report)
 
 
 def parse_reward_text(data: bytes) -> float:
@@ -119,16 +107,20 @@ def _is_number(value: Any) -> bool:
 
 
 def parse_report(data: bytes) -> JSONObject:
-    """Return a test report's totals and outcomes under ``ctrf``, or why it cannot be read."""
+    """Return a test report's totals and outcomes as ``ctrf``, partial credit for whoever wants it.
+
+    One that cannot be read is no error: then there is ``ctrf_error``, which says why.
+    """
     try:
         results = orjson.loads(data)["results"]
         tests = [
-            {"name": str(test["name"]), "status": str(test["status"])} for test in results["tests"]
+            {"name": str(test["name"])[:MAX_NAME_CHARS], "status": str(test["status"])[:20]}
+            for test in results["tests"][:MAX_TESTS_KEPT]
         ]
         summary = _summary(results["summary"])
     except (orjson.JSONDecodeError, LookupError, TypeError, ValueError) as error:
         return {"ctrf_error": f"ctrf.json cannot be read: {error}"}
-    return {"ctrf": {"summary": summary, "tests": tests[:MAX_TESTS_KEPT]}}
+    return {"ctrf": {"summary": summary, "tests": tests}}
 
 
 def _summary(counts: Mapping[str, Any]) -> dict[str, int]:

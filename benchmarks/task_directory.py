@@ -145,7 +145,7 @@ def _sandbox(folder: Path, file: TaskFile, *, force_build: bool) -> SandboxSpec:
             f"{folder / 'task.toml'}, environment.docker_image: {instead}, or put a Dockerfile "
             f"into {context}."
         )
-    chooses_user = file.agent.user is not None or file.verifier.user is not None
+    users = [file.agent.user, file.verifier.user, *(hook.user for hook in file.verifier.collect)]
     where = f"{folder / 'task.toml'}, environment.env"
     return SandboxSpec(
         image=None if builds else wanted.docker_image,
@@ -158,7 +158,7 @@ def _sandbox(folder: Path, file: TaskFile, *, force_build: bool) -> SandboxSpec:
         env=fill_templates(wanted.env, os.environ, where=where),
         workdir=wanted.workdir,
         healthcheck=_healthcheck(file),
-        needs=NEEDS | {Capability.USERS} if chooses_user else NEEDS,
+        needs=NEEDS | {Capability.USERS} if any(users) else NEEDS,
     )
 
 

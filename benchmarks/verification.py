@@ -122,7 +122,7 @@ class Verifier:
         """Say whether a run may have ended before it came to its tests."""
         if run.missing():
             return True
-        return self.wants_report and not run.files.has_report and run.files.value() == 0
+        return self.wants_report and run.files.report is None and run.files.value() == 0
 
 
 class _Verification:
@@ -188,4 +188,4 @@ def _evidence(run: VerifierRun) -> JSONObject:
     if run.files.has_reward:
         rewards = run.files.rewards()
         evidence |= {"rewards": rewards} if len(rewards) > 1 else {}
-    return evidence | run.files.report_evidence()
+    return evidence | (run.files.report or {})

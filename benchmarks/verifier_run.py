@@ -13,7 +13,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hermes_rl.benchmarks.reward_files import RewardFiles
+from hermes_rl.benchmarks.reward_files import RewardFiles, parse_report
 from hermes_rl.errors import (
     FileError,
     RewardUnreadable,
@@ -23,6 +23,7 @@ from hermes_rl.errors import (
     VerifierTimeout,
 )
 from hermes_rl.sandbox import Capability, ExecResult, Sandbox
+from hermes_rl.types import JSONObject
 
 __all__ = ["ENDED", "LOGS", "TESTS", "Harness", "VerifierRun", "root_of", "run_as_root", "trusts"]
 
@@ -33,8 +34,9 @@ ENDED = f"{LOGS}/.ended"
 """Written by us the moment ``test.sh`` has ended: a later reward is not its own."""
 MAX_REWARD_BYTES = 64 * 1024
 """A reward file is a number or a small object."""
-MAX_REPORT_BYTES = 4 << 20
-"""Test reports with tracebacks; a larger one is left where it is."""
+MAX_REPORT_BYTES = 1 << 20
+"""Test reports with tracebacks; a larger one is left where it is, and reading it would keep the
+event loop for longer than it may."""
 FROZEN_READS = 4
 """Tries to read the reward within the limit of one pause."""
 TAIL_BYTES = 4096
@@ -227,17 +229,17 @@ async def _read_frozen(sandbox: Sandbox) -> RewardFiles:
 
 
 async def _read_files(sandbox: Sandbox) -> RewardFiles:
-    report, report_error = None, ""
+    report: JSONObject | None
     try:
-        report = await _read(sandbox, "ctrf.json", MAX_REPORT_BYTES)
+        data = await _read(sandbox, "ctrf.json", MAX_REPORT_BYTES)
+        report = None if data is None else parse_report(data)
     except FileError as error:
-        report_error = f"ctrf.json cannot be read: {error}"
+        report = {"ctrf_error": f"ctrf.json cannot be read: {error}"}
     try:
         return RewardFiles(
             reward_json=await _read(sandbox, "reward.json", MAX_REWARD_BYTES),
             reward_txt=await _read(sandbox, "reward.txt", MAX_REWARD_BYTES),
             report=report,
-            report_error=report_error,
         )
     except FileError as error:
         raise RewardUnreadable(f"The reward cannot be read: {error}") from error

@@ -30,6 +30,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 
 from hermes_rl.errors import FileError
@@ -42,6 +43,8 @@ FLAG = "tamper_suspect"
 MAX_CHECKED = 100
 """Listed paths that are looked at; the rest is flagged unseen. An upgrade of the system changes
 some dozens."""
+SLICE = 500
+"""Changes looked at between two steps of the event loop: about 2 ms."""
 CHECKS_AT_ONCE = 8
 """Each reads files through the engine, which takes its time but little work of ours."""
 MAX_PROGRAM_BYTES = 64 << 20
@@ -123,15 +126,46 @@ async def tamper_flags(
     Raises:
         SandboxError: The sandbox failed.
     """
-    written = sorted({change.path for change in changes if change.kind != "deleted"})
-    if not any(_may_matter(path) for path in written):
+    possible = await _possible(changes)
+    if not possible.paths:
         return ()
     home, directories = await _search_path(sandbox, user, env or {})
-    suspects = [path for path in written if _is_listed(path, home, directories)]
-    checks = _Checks(sandbox, frozenset(written))
+    suspects = sorted(path for path in possible.paths if _is_listed(path, home, directories))
+    checks = _Checks(sandbox, possible)
     flags = await checks.flags(suspects[:MAX_CHECKED])
     unseen = [f"{FLAG}: {path} (not looked at)" for path in suspects[MAX_CHECKED:]]
     return tuple(sorted(flags + unseen))
+
+
+@dataclass(slots=True, frozen=True)
+class _Possible:
+    """What of the changes the list is about.
+
+    Attributes:
+        written: All paths that were added or changed.
+        paths: Those that could be on the list.
+        records: RECORDs of wheels.
+    """
+
+    written: set[str]
+    paths: set[str]
+    records: set[str]
+
+
+async def _possible(changes: Sequence[Change]) -> _Possible:
+    """Sort the changes in slices: an agent may leave a million, and others share the loop."""
+    found = _Possible(set(), set(), set())
+    for start in range(0, len(changes), SLICE):
+        for change in changes[start : start + SLICE]:
+            if change.kind == "deleted":
+                continue
+            found.written.add(change.path)
+            if change.path.endswith(".dist-info/RECORD"):
+                found.records.add(change.path)
+            elif _may_matter(change.path):
+                found.paths.add(change.path)
+        await anyio.lowlevel.checkpoint()
+    return found
 
 
 def _may_matter(path: str) -> bool:
@@ -188,9 +222,9 @@ def _trusts(sandbox: Sandbox) -> bool:
 class _Checks:
     """Looks at listed paths in one sandbox."""
 
-    def __init__(self, sandbox: Sandbox, written: frozenset[str]) -> None:
+    def __init__(self, sandbox: Sandbox, possible: _Possible) -> None:
         self._sandbox = sandbox
-        self._written = written
+        self._possible = possible
         self._status: bytes | None = None
         self._turns = anyio.Semaphore(CHECKS_AT_ONCE)
 
@@ -242,7 +276,7 @@ class _Checks:
             )
         if item.real != item.path and not _is_same_program(item.path, item.real):
             return f"leads to {item.real}"
-        if item.real not in self._written:
+        if item.real not in self._possible.written:
             return None
         name = posixpath.basename(item.path)
         if _INTERPRETERS.match(name) and item.magic == _ELF:
@@ -324,12 +358,10 @@ class _Checks:
         directory, name = posixpath.split(path)
         project = _PROJECTS.get(name) or name.rstrip("0123456789.")
         found = []
-        for record in sorted(self._written):
-            folder, leaf = posixpath.split(record)
-            if leaf == "RECORD" and folder.endswith(".dist-info"):
-                site, info = posixpath.split(folder)
-                if site == directory or info.partition("-")[0] == project:
-                    found.append(record)
+        for record in sorted(self._possible.records):
+            site, info = posixpath.split(posixpath.dirname(record))
+            if site == directory or info.partition("-")[0] == project:
+                found.append(record)
         return found
 
 

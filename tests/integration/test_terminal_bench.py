@@ -12,6 +12,7 @@ from hermes_rl.config import EnvConfig, ServerConfig
 from hermes_rl.engine import RolloutEngine
 from hermes_rl.results import RolloutResult
 from hermes_rl.testing.leaks import leak_census
+from hermes_rl.testing.loop_monitor import loop_monitor
 from hermes_rl.types import StopReason
 
 from .tiny_tasks import EXPECTED, FORMS, NO_BOOTSTRAP, SLOW, Outcome, load_form, scripted_agent
@@ -56,7 +57,8 @@ async def test_every_tiny_task_gets_its_score(form: str, agent: str, tmp_path: P
     engine = engine_for(agent)
     label = f"{RUN_LABEL}={engine.run_id}"
     async with leak_census(container_label=label), engine, engine.run(tasks) as stream:
-        results = {result.task_id: result async for result in stream}
+        with loop_monitor():
+            results = {result.task_id: result async for result in stream}
     expected = {name: outcomes[AGENTS.index(agent)] for name, outcomes in EXPECTED.items()}
     assert {name: outcome_of(result) for name, result in results.items()} == expected
     assert {result.missing_protections for result in results.values()} == {()}
