@@ -10,6 +10,8 @@ from hermes_rl.cli.plain import die_with_the_pipe
 from hermes_rl.cli.task_sets import task_set_names
 from hermes_rl.config_sources import Flag
 from hermes_rl.errors import ConfigError
+from hermes_rl.legacy.catalog import ask_blocking
+from hermes_rl.legacy.settings import LegacySettings
 from hermes_rl.sandbox import backend_names
 from hermes_rl.tools import NATIVE_TOOLS, TOOLSETS
 from hermes_rl.tools.toolsets import toolset_tools
@@ -20,7 +22,11 @@ def _parser_names() -> list[str]:
 
 
 def _usable_toolsets() -> list[str]:
-    return sorted(name for name in TOOLSETS if toolset_tools(name) & set(NATIVE_TOOLS))
+    """Those of hermes-agent too, if it is installed beside us."""
+    settings = LegacySettings()
+    more = ask_blocking(settings).schemas.keys() if settings.is_present else frozenset()
+    usable = NATIVE_TOOLS.keys() | more
+    return sorted(name for name in TOOLSETS if toolset_tools(name) & usable)
 
 
 KINDS: dict[str, Callable[[], list[str]]] = {

