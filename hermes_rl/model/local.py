@@ -37,7 +37,7 @@ CONTEXT_TOKENS = 4096
 SLOTS = 4
 MAX_THREADS = 4
 """More make a model this small no faster."""
-PACKAGED_NAME = "gemma-3-270m"
+PACKAGED_NAME = "gemma3-270m"
 START_S = 120.0
 """Seconds until the server answers; reading a large model from a slow disk takes its time."""
 STOP_S = 5.0

@@ -23,7 +23,9 @@ def environment(**extra: str) -> dict[str, str]:
     return {k: v for k, v in os.environ.items() if k not in dropped} | extra
 
 
-def run(cwd: Path, *words: str, **extra: str) -> subprocess.CompletedProcess[str]:
+def run(
+    cwd: Path, *words: str, limit_s: float = TIMEOUT_S, **extra: str
+) -> subprocess.CompletedProcess[str]:
     """Run one command to its end."""
     return subprocess.run(
         [sys.executable, "-m", "hermes_rl", *words],
@@ -32,7 +34,7 @@ def run(cwd: Path, *words: str, **extra: str) -> subprocess.CompletedProcess[str
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=TIMEOUT_S,
+        timeout=limit_s,
         check=False,
     )
 

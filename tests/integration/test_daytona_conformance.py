@@ -1,4 +1,8 @@
-"""The conformance suite on the daytona backend, over a loopback server with real containers."""
+"""Conformance of the daytona backend, over a loopback server with real containers.
+
+What a terminal's stream could break is run here: commands, kills, streams, transfers, life. The
+rest of the suite, which does not depend on what carries the bytes, is run in tests/scale.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,17 @@ from hermes_rl.errors import SandboxGone
 from hermes_rl.sandbox import Backend, BackendSettings, Capability, Sandbox
 from hermes_rl.testing.daytona_server import DaytonaServer
 from hermes_rl.testing.hosting import hosted
-from hermes_rl.testing.sandbox_conformance import SandboxConformance
+from hermes_rl.testing.sandbox_conformance import (
+    ArgvConformance,
+    CancellationConformance,
+    CapabilityConformance,
+    CommandConformance,
+    ConformanceBase,
+    KillConformance,
+    LifeConformance,
+    StreamConformance,
+    TransferConformance,
+)
 
 from .docker_boxes import TEST_IMAGE, box
 
@@ -30,7 +44,9 @@ ABSENT = frozenset(
 )
 
 
-class TestDaytonaConformance(SandboxConformance):
+class OnDaytona(ConformanceBase):
+    """The fixtures, for any part of the suite."""
+
     spec = box(image=TEST_IMAGE, workdir="/work")
 
     @pytest_asyncio.fixture(scope="class", loop_scope="class")
@@ -46,6 +62,18 @@ class TestDaytonaConformance(SandboxConformance):
         options = {"creations_per_s": 100.0, "creation_burst": 20}
         return create_backend(BackendSettings(run_id="daytona-conformance", options=options))
 
+
+class TestDaytonaConformance(
+    OnDaytona,
+    CommandConformance,
+    KillConformance,
+    CancellationConformance,
+    CapabilityConformance,
+    ArgvConformance,
+    StreamConformance,
+    TransferConformance,
+    LifeConformance,
+):
     async def test_declares_what_daytona_has(self, backend: Backend, sandbox: Sandbox) -> None:
         everything = frozenset(Capability) - {Capability.BASH}
         assert backend.capabilities == everything - ABSENT
