@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from anyio.abc import TaskGroup
 
@@ -51,7 +51,7 @@ class CloudImage:
     """What a sandbox is made from: the vendor's own object, and its name for people."""
 
     name: str
-    value: object
+    value: Any
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)

@@ -56,7 +56,7 @@ class DaytonaVendor:
 
     def __init__(self, options: DaytonaOptions) -> None:
         self._options = options
-        self._client: AsyncDaytona | None = None
+        self._client: Any = None
         self._readers = anyio.CapacityLimiter(2)
 
     async def open(self, tasks: TaskGroup) -> None:
@@ -84,7 +84,7 @@ class DaytonaVendor:
             with suppress(SandboxError), TABLE.call("connect", limit_s=CALL_LIMIT_S):
                 await self._client.close()
 
-    def _connected(self) -> AsyncDaytona:
+    def _connected(self) -> Any:
         if self._client is None:
             raise ConfigError("The daytona backend is not connected.")
         return self._client

@@ -20,7 +20,7 @@ import httpx
 import orjson
 from httpx_aiohttp import AiohttpTransport
 
-from hermes_rl.atropos.encoding import COMPRESS_FROM_BYTES, compress, encode_group
+from hermes_rl.atropos.encoding import COMPRESS_FROM_BYTES, compress, encode_parts
 from hermes_rl.errors import ConfigError, HermesRLError
 
 __all__ = [
@@ -222,11 +222,13 @@ class TrajectoryAPI:
             self._window.popleft()
 
     async def _post_group(self, group: Mapping[str, Any]) -> None:
-        body = await encode_group({**group, "env_id": self.env_id})
+        parts = await encode_parts({**group, "env_id": self.env_id})
         headers = {"Content-Type": "application/json"}
-        if len(body) >= COMPRESS_FROM_BYTES:
-            body = await compress(body)
+        if sum(map(len, parts)) >= COMPRESS_FROM_BYTES:
+            body = await compress(parts)
             headers["Content-Encoding"] = "gzip"
+        else:
+            body = b"".join(parts)
         started = anyio.current_time()
         for wait in self._waits():
             await anyio.sleep(wait)

@@ -1,8 +1,7 @@
 """What the embedded model reads before every conversation: its tools, and how to use them.
 
-The conversations are chosen by measurement (docs/embedded-model.md): which wording, which kinds,
-in which order. They hold no text, path or number of any task that is bundled with this library;
-a test checks it.
+Which wording, which kinds and which order was chosen by measuring. They hold no text, path or
+number of any task that is bundled with this library; a test checks it.
 """
 
 from __future__ import annotations
@@ -59,34 +58,50 @@ EXAMPLES: tuple[Example, ...] = (
         "/etc/host.conf\n/etc/resolv.conf",
     ),
     Example(
-        "Make a file ~/area.txt with the value of 12 * 90",
-        "echo $((12 * 90))",
-        "echo $((12 * 90)) > ~/area.txt",
+        "Make a file ~/range.txt with the numbers 40 to 44, each on its own line",
+        "seq 40 44",
+        "seq 40 44 > ~/range.txt",
     ),
     Example(
         "Make a file ~/fruit.txt that holds exactly: Apples and pears",
-        "echo 'Apples and pears'",
-        "echo 'Apples and pears' > ~/fruit.txt",
+        "printf 'Apples and pears'",
+        "printf 'Apples and pears' > ~/fruit.txt",
     ),
     Example(
-        "Make a file ~/bill.txt with the value of 811 + 64",
+        "How many users does this machine know?",
+        "wc -l",
+        "wc -l /etc/passwd",
+        "29 /etc/passwd",
+    ),
+    Example(
+        "Make a file ~/steps.txt with the numbers 31 to 36, each on its own line",
+        "seq 31 36",
+        "seq 31 36 > ~/steps.txt",
+    ),
+    Example(
+        "Compute 95 + 707 and put the result into ~/budget.txt",
+        "echo $((95 + 707))",
+        "echo $((95 + 707)) > ~/budget.txt",
+    ),
+    Example(
+        "Make a file ~/poem.txt that holds exactly: Roses are red",
+        "printf 'Roses are red'",
+        "printf 'Roses are red' > ~/poem.txt",
+    ),
+    Example(
+        "Compute 811 + 64 and put the result into ~/bill.txt",
         "echo $((811 + 64))",
         "echo $((811 + 64)) > ~/bill.txt",
     ),
     Example(
-        "Make a file ~/range.txt with the numbers 20 to 24, each on its own line",
-        "seq 20 24",
-        "seq 20 24 > ~/range.txt",
+        "Compute 31 * 90 and put the result into ~/area.txt",
+        "echo $((31 * 90))",
+        "echo $((31 * 90)) > ~/area.txt",
     ),
     Example(
-        "Make a file ~/poem.txt that holds exactly: Roses are red",
-        "echo 'Roses are red'",
-        "echo 'Roses are red' > ~/poem.txt",
-    ),
-    Example(
-        "Make a file ~/steps.txt with the numbers 31 to 38, each on its own line",
-        "seq 31 38",
-        "seq 31 38 > ~/steps.txt",
+        "Make a file ~/lines.txt with the numbers 57 to 65, each on its own line",
+        "seq 57 65",
+        "seq 57 65 > ~/lines.txt",
     ),
 )
 

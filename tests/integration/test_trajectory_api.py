@@ -152,7 +152,7 @@ async def test_encoding_equals_plain_json_at_any_size() -> None:
         data = group(length=length)
         body = await encode_group(data)
         assert json.loads(body) == data
-        assert json.loads(gzip.decompress(await compress(body))) == data
+        assert json.loads(gzip.decompress(await compress([body[:7], body[7:]]))) == data
 
 
 async def test_a_value_that_is_no_json_is_named() -> None:

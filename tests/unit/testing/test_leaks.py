@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from functools import partial
 
 import anyio
 import pytest
@@ -46,11 +47,18 @@ async def test_a_thread_left_running_is_found() -> None:
 
 
 async def test_a_busy_thread_of_the_pool_is_found() -> None:
-    end = threading.Event()
+    started, end = threading.Event(), threading.Event()
+
+    def work() -> None:
+        started.set()
+        end.wait()
 
     async def abandon_a_thread() -> None:
-        with anyio.move_on_after(0.01):
-            await to_thread.run_sync(end.wait, abandon_on_cancel=True)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(partial(to_thread.run_sync, work, abandon_on_cancel=True))
+            while not started.is_set():
+                await anyio.sleep(0.01)
+            tasks.cancel_scope.cancel()
 
     with pytest.raises(AssertionError, match="threads: AnyIO worker thread"):
         async with leak_census(grace_s=0.05):
