@@ -3,7 +3,9 @@
 The order, after the agent (its call in flight is dead, its other processes live on):
 
 1. the task's collect hooks run
-2. what differs from the image is compared with the list of :mod:`hermes_rl.tamper`
+2. what differs from the image is compared with the list of :mod:`hermes_rl.tamper`; where
+   processes are left, a rehearsal shows whether one writes rewards
+   (:mod:`hermes_rl.benchmarks.decoy`)
 3. ``test.sh`` runs and its reward is read (:mod:`hermes_rl.benchmarks.verifier_run`)
 4. a pass is looked at twice (:mod:`hermes_rl.benchmarks.pass_checks`)
 5. the task's artifacts are copied out
@@ -26,10 +28,12 @@ from typing import TYPE_CHECKING
 import anyio
 
 from hermes_rl.benchmarks.artifacts import Artifact, save_artifacts
+from hermes_rl.benchmarks.decoy import decoy_flags
 from hermes_rl.benchmarks.pass_checks import pass_flags
 from hermes_rl.benchmarks.verifier_run import Harness, VerifierRun
 from hermes_rl.errors import (
     RewardError,
+    RewardUnreadable,
     SandboxError,
     Unsupported,
     VerifierBootstrapFailed,
@@ -90,13 +94,19 @@ class Verifier:
         sandbox = ctx.sandbox
         evidence = await self._collect(sandbox)
         flags = await self._tamper_flags(sandbox)
+        spoilers = await decoy_flags(self.harness, sandbox)
+        flags += spoilers
         limit_s = min(self.timeout_s, math.inf if ctx.limit_s is None else ctx.limit_s)
-        run, notes = await _Verification(self, ctx, limit_s).settled()
-        evidence |= notes
-        value = 0.0 if "agent_broke" in notes else run.files.value()
+        try:
+            run, notes = await _Verification(self, ctx, limit_s).settled()
+            value = 0.0 if "agent_broke" in notes else run.files.value()
+        except RewardUnreadable as error:
+            if not spoilers:
+                raise
+            return Reward(0.0, evidence | {"agent_broke": f"{spoilers[0]}; {error}"}, flags)
         if value >= 1.0:
             flags += await pass_flags(run, self.harness.tests, sandbox)
-        evidence |= _evidence(run)
+        evidence |= notes | _evidence(run)
         evidence |= await save_artifacts(self.artifacts, sandbox, ctx.artifacts)
         return Reward(value, evidence, flags)
 

@@ -93,15 +93,23 @@ class VerifierRun:
     obstacle: str = ""
 
     @classmethod
-    async def of(cls, harness: Harness, sandbox: Sandbox, *, timeout_s: float) -> VerifierRun:
+    async def of(
+        cls, harness: Harness, sandbox: Sandbox, *, timeout_s: float, script: str | None = None
+    ) -> VerifierRun:
         """Run the tests in ``sandbox``.
+
+        Args:
+            harness: The tests.
+            sandbox: Where to.
+            timeout_s: Deadline of ``test.sh``.
+            script: A ``test.sh`` to run instead; nothing else is uploaded then.
 
         Raises:
             VerifierTimeout: ``test.sh`` did not end in time.
             RewardUnreadable: A reward file is there but cannot be read.
             SandboxError: The sandbox failed.
         """
-        obstacle = await _prepare(harness, sandbox)
+        obstacle = await _prepare(harness, sandbox, script)
         if obstacle:
             return cls(obstacle=obstacle)
         done = await sandbox.exec(
@@ -168,7 +176,7 @@ async def run_as_root(
     )
 
 
-async def _prepare(harness: Harness, sandbox: Sandbox) -> str:
+async def _prepare(harness: Harness, sandbox: Sandbox, script: str | None) -> str:
     """Make the directories afresh and upload the tests; return what is in the way, or ""."""
     who = await sandbox.exec(
         ["id", "-u"], timeout_s=PREPARE_TIMEOUT_S, session=None, cwd="/", user=harness.user
@@ -181,7 +189,11 @@ async def _prepare(harness: Harness, sandbox: Sandbox) -> str:
     if made.exit_code != 0:
         return _obstacle(made)
     try:
-        await sandbox.upload(harness.tests, TESTS, user=root_of(sandbox))
+        if script is None:
+            await sandbox.upload(harness.tests, TESTS, user=root_of(sandbox))
+        else:
+            content = script.encode()
+            await sandbox.write(f"{TESTS}/test.sh", content, user=root_of(sandbox))
     except FileError as error:
         return f"The tests cannot be uploaded: {error}"
     readable = await run_as_root(sandbox, _READABLE)

@@ -12,6 +12,7 @@ import pytest
 
 from hermes_rl.benchmarks import pass_checks
 from hermes_rl.benchmarks.artifacts import Artifact
+from hermes_rl.benchmarks.decoy import DECOY
 from hermes_rl.benchmarks.verification import RERUN_S, CollectHook, Verifier
 from hermes_rl.benchmarks.verifier_run import ENDED, LOGS, STDOUT, TESTS, Harness
 from hermes_rl.context import ToolContext
@@ -55,6 +56,8 @@ class Box(FakeSandbox):
         self.steps: list[str] = []
         self.options: list[dict[str, Any]] = []
         self.refuses = ""
+        self.leftovers = b""
+        self.scripts: list[bytes] = []
         self.changed: list[Change] = []
         self.mtimes: dict[str, float] = {}
 
@@ -70,6 +73,8 @@ class Box(FakeSandbox):
             return ExecResult(exit_code=0, stdout=b"0\n")
         if isinstance(cmd, str) and cmd.startswith(f"{TESTS}/test.sh"):
             return self._test()
+        if "/proc/" in words:
+            return ExecResult(exit_code=0, stdout=self.leftovers)
         if cmd[0] == "tail":
             return ExecResult(exit_code=0, stdout=b"the end of the output")
         if "rm -rf" in words:
@@ -86,6 +91,7 @@ class Box(FakeSandbox):
 
     def _test(self) -> ExecResult:
         self.steps.append("test")
+        self.scripts.append(self.files[f"{TESTS}/test.sh"])
         left = self.runs.pop(0) if len(self.runs) > 1 else self.runs[0]
         if isinstance(left, Exception):
             raise left
@@ -376,6 +382,50 @@ async def test_a_reward_that_comes_back_is_a_flag(folder: Path) -> None:
 
     (flag,) = (await verify(folder, Stubborn({"reward.txt": b"1"}))).flags
     assert "came back" in flag
+
+
+async def test_without_processes_there_is_no_rehearsal(folder: Path) -> None:
+    box = Box({"reward.txt": b"0"})
+    await verify(folder, box)
+    assert box.scripts == [b"#!/bin/sh\n"]
+
+
+async def test_a_rehearsal_that_nobody_spoils_is_no_flag(folder: Path) -> None:
+    box = Box({"reward.txt": b"0\n"}, {"reward.txt": b"1"})
+    box.leftovers = b"17 python3\n"
+    reward = await verify(folder, box)
+    assert (reward.value, reward.flags) == (1.0, ())
+    assert box.scripts == [DECOY.encode(), b"#!/bin/sh\n"]
+
+
+@pytest.mark.parametrize(
+    "spoiled",
+    [
+        {"reward.txt": b"1\n"},
+        {"reward.txt": b""},
+        {"reward.txt": b"0\n", "reward.json": b"{}"},
+        {"reward.json": b'{"reward": 1}'},
+        {"reward.txt": b"1" * 70_000},
+    ],
+)
+async def test_whoever_spoils_the_rehearsal_is_a_flag_whatever_comes_of_the_tests(
+    folder: Path, spoiled: dict[str, bytes]
+) -> None:
+    box = Box(spoiled, {"reward.txt": b"0.5"})
+    box.leftovers = b"17 sh\n"
+    reward = await verify(folder, box)
+    assert reward.value == 0.5
+    (flag,) = reward.flags
+    assert "a process that was left running" in flag
+
+
+async def test_a_reward_that_a_known_spoiler_made_unreadable_is_a_zero(folder: Path) -> None:
+    box = Box({"reward.txt": b"1\n"}, {"reward.txt": b""})
+    box.leftovers = b"17 sh\n"
+    reward = await verify(folder, box)
+    assert reward.value == 0.0
+    assert "which is no number" in reward.evidence["agent_broke"]
+    assert len(reward.flags) == 1
 
 
 # What is kept -----------------------------------------------------------------------------------
