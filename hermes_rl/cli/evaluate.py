@@ -1,8 +1,8 @@
 """Run a task set on a model and score it.
 
 TASKS is a registered name (see 'hermes_rl list'), path.py:Class, or a directory of tasks in
-Terminal-Bench layout. Without it: the bundled terminal-test. Without a model: the embedded one if
-the extra [local] is installed, else each task's own solution.
+Terminal-Bench layout. Without it: the bundled terminal-test. Without a model: the embedded one (at
+temperature 0) if the extra [local] is installed, else each task's own solution.
 """
 
 from __future__ import annotations

