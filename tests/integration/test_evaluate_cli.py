@@ -336,7 +336,10 @@ def test_list_names_what_is_installed(tmp_path: Path) -> None:
     listed = run(tmp_path, "list").stdout
     for name in ("terminal-test", "docker", "local", "hermes", "terminal"):
         assert re.search(rf"^  {name}$", listed, re.MULTILINE), name
-    assert run(tmp_path, "list", "backends").stdout.split()[:2] == ["docker", "local"]
+    only_backends = run(tmp_path, "list", "backends").stdout.split()
+    assert only_backends == sorted(only_backends)
+    assert {"docker", "local"} <= set(only_backends)
+    assert "terminal-test" not in only_backends
 
 
 def test_evaluate_needs_no_atropos(tmp_path: Path) -> None:
