@@ -151,13 +151,24 @@ def test_plain_sh_keeps_the_calls_environment_out(sh_wire: Wire) -> None:
     assert sh_wire.text('echo "$A ${B-unset}"', session="s", save=1) == "own unset\n"
 
 
+PASSWD = "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/nonexistent:/bin/sh\n"
+GROUP = "root:x:0:\nnogroup:x:65534:\n"
+"""The users of the tests: which ones a machine has differs."""
+
+
 @pytest.fixture
 def root_wire(tmp_path: Path) -> Iterator[Wire]:
     require(os.geteuid() == 0, "needs root to switch users")
+    require(shutil.which("bwrap") is not None, "needs bubblewrap")
     tmp_path.chmod(0o755)
     for parent in tmp_path.parents[:2]:
         parent.chmod(0o755)
-    with Wire(f"--state-dir={tmp_path / 'state'}", "--user=nobody", cwd=tmp_path) as wire:
+    root = ["bwrap", "--dev-bind", "/", "/", "--cap-add", "ALL", "--chdir", str(tmp_path)]
+    for name, text in (("passwd", PASSWD), ("group", GROUP)):
+        (tmp_path / name).write_text(text)
+        root += ["--ro-bind", str(tmp_path / name), f"/etc/{name}"]
+    python = [*root, "/usr/bin/python3"]
+    with Wire(f"--state-dir={tmp_path / 'state'}", "--user=nobody", python=python) as wire:
         yield wire
 
 
@@ -169,7 +180,10 @@ def test_default_user_is_whose_commands_and_files_they_are(root_wire: Wire, tmp_
     root_wire.send(Kind.WRITE, 90, pack_fields({"path": "open/new", "data": b"x"}))
     root_wire.wait_for(Kind.DONE, 90)
     assert (tmp_path / "open" / "new").stat().st_uid == 65534
-    for kind, path in ((Kind.WRITE, "closed"), (Kind.READ, "/etc/shadow"), (Kind.LIST, "/root")):
+    (tmp_path / "secret").write_text("x")
+    (tmp_path / "secret").chmod(0o600)
+    (tmp_path / "private").mkdir(mode=0o700)
+    for kind, path in ((Kind.WRITE, "closed"), (Kind.READ, "secret"), (Kind.LIST, "private")):
         fields = {"path": path, "data": b"x", "offset": 0, "limit": 100_000}
         root_wire.send(kind, 91, pack_fields(fields))
         assert unpack_fields(root_wire.wait_for(Kind.FAILED, 91))["errno"] == b"13"
