@@ -4,14 +4,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := HF_HUB_OFFLINE=1 WANDB_MODE=offline $(BIN)/python -m pytest
 ARGS ?=
+WORKERS ?= 2
 
 .PHONY: demo test lint perf scale soak fuzz test-vllm test-singularity images clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python -m hermes_rl evaluate $(ARGS)
 
+# Two workers; the Docker tests all run in one of them (WORKERS=0 for one process).
 test: $(VENV)/.dev
-	$(PYTEST) $(ARGS)
+	$(PYTEST) -n $(WORKERS) --dist loadgroup $(ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -35,6 +35,19 @@ def _docker_image_present() -> bool:
         return False
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Say which tests stay together when two workers share them (``--dist loadgroup``).
+
+    All that use Docker run in one worker, one after the other; else a file is a group, so that what its
+    tests share is made once. The fuzz tests, of 20 s each, go to whoever is free.
+    """
+    for item in items:
+        if item.get_closest_marker("docker"):
+            item.add_marker(pytest.mark.xdist_group("docker"))
+        elif "fuzz" not in item.path.name:
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+
+
 @pytest.fixture(scope="session")
 def docker_image() -> str:
     """Name of the test image; needs a running daemon."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -160,9 +161,10 @@ GROUP = "root:x:0:\nnogroup:x:65534:\n"
 def root_wire(tmp_path: Path) -> Iterator[Wire]:
     require(os.geteuid() == 0, "needs root to switch users")
     require(shutil.which("bwrap") is not None, "needs bubblewrap")
-    tmp_path.chmod(0o755)
-    for parent in tmp_path.parents[:2]:
-        parent.chmod(0o755)
+    for directory in (tmp_path, *tmp_path.parents):
+        if directory == Path(tempfile.gettempdir()):
+            break
+        directory.chmod(0o755)
     root = ["bwrap", "--dev-bind", "/", "/", "--cap-add", "ALL", "--chdir", str(tmp_path)]
     for name, text in (("passwd", PASSWD), ("group", GROUP)):
         (tmp_path / name).write_text(text)
