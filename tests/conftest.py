@@ -38,8 +38,8 @@ def _docker_image_present() -> bool:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Say which tests stay together when two workers share them (``--dist loadgroup``).
 
-    All that use Docker run in one worker, one after the other; else a file is a group, so that what its
-    tests share is made once. The fuzz tests, of 20 s each, go to whoever is free.
+    All that use Docker run in one worker, one after the other; else a file is a group, so that
+    what its tests share is made once. The fuzz test goes to whoever is free last.
     """
     for item in items:
         if item.get_closest_marker("docker"):
