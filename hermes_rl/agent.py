@@ -198,7 +198,8 @@ def _keep_sequences(session: ModelSession, result: AgentResult) -> None:
     forks: int = getattr(session, "forks", 0)
     if forks:
         count(result, "forks", forks)
-    if session.sequences:
+    sequences = session.sequences
+    if sequences:
         result.managed_state = {
             "nodes": [
                 {
@@ -207,7 +208,7 @@ def _keep_sequences(session: ModelSession, result: AgentResult) -> None:
                     "logprobs": sequence.logprobs,
                     "metadata": sequence.metadata,
                 }
-                for sequence in session.sequences
+                for sequence in sequences
             ]
         }
 

@@ -4,6 +4,9 @@ The object keeps its own retries and limits; nothing is retried here. It gets ``
 ``temperature``, ``n=1`` and, where set, ``tools``, ``top_p``, ``max_tokens``, ``seed`` and
 ``extra_body``, and answers with an OpenAI chat completion: an object of the ``openai`` package, any
 other pydantic model, or a dictionary.
+
+An object that tracks token sequences (``get_state()``, as Atropos' ``ManagedServer``) fills
+``session.sequences``; see :mod:`hermes_rl.model.tracked`.
 """
 
 from __future__ import annotations
@@ -16,13 +19,14 @@ from typing import Any, Protocol
 from hermes_rl.config import ServerConfig
 from hermes_rl.errors import ModelError, ModelProtocolError, ModelTransient
 from hermes_rl.model.budget import Allowance, TokenBudget
-from hermes_rl.model.chat import ChatSession
+from hermes_rl.model.chat import Asker, ChatSession
 from hermes_rl.model.failures import classify, error_in
 from hermes_rl.model.protocol import Sampling
 from hermes_rl.model.reply import first_choice
 from hermes_rl.model.retry import Spent
+from hermes_rl.model.tracked import SupportsState, TrackedSequences
 from hermes_rl.model.wire import ReasoningInHistory, WireHistory
-from hermes_rl.types import JSONObject, ToolCallParser
+from hermes_rl.types import Completion, JSONObject, Message, TokenSequence, ToolCallParser
 
 __all__ = ["ChatCompletionModel", "SupportsChatCompletion"]
 
@@ -39,7 +43,8 @@ class ChatCompletionModel:
     """A :class:`~hermes_rl.model.ChatModel` made of such an object.
 
     Args:
-        server: The object; shared by all sessions, so it must take concurrent calls.
+        server: The object; shared by all sessions, so it must take concurrent calls. One that
+            tracks sequences serves one session at a time.
         name: Model name for reports; None = the server's ``config.model_name``, else its class.
         context_tokens: Context window, if known.
         parser: Reads tool calls out of the text where the server reports none.
@@ -70,20 +75,59 @@ class ChatCompletionModel:
         self, *, tools: Sequence[JSONObject], sampling: Sampling, seed: int | None = None
     ) -> AsyncIterator[ChatSession]:
         """Open the conversation of one rollout."""
+        server = self._server
         calls = _Calls(
-            self._server,
+            server,
             _fixed_arguments(tools, sampling, seed),
             context_tokens=self.context_tokens,
             clock=self._clock,
         )
-        yield ChatSession(
+        yield _Session(
             calls,
+            tracked=TrackedSequences(server) if isinstance(server, SupportsState) else None,
             tools=tools,
             sampling=sampling,
             prices=ServerConfig(),
             parser=self._parser,
             reasoning_in_history=self._reasoning,
         )
+
+
+class _Session(ChatSession):
+    """A conversation whose sequences the object may have tracked."""
+
+    def __init__(
+        self,
+        asker: Asker,
+        *,
+        tracked: TrackedSequences | None,
+        tools: Sequence[JSONObject],
+        sampling: Sampling,
+        prices: ServerConfig,
+        parser: ToolCallParser | None,
+        reasoning_in_history: ReasoningInHistory,
+    ) -> None:
+        super().__init__(
+            asker,
+            tools=tools,
+            sampling=sampling,
+            prices=prices,
+            parser=parser,
+            reasoning_in_history=reasoning_in_history,
+        )
+        self._tracked = tracked
+
+    @property
+    def sequences(self) -> Sequence[TokenSequence]:
+        """What the object tracked of this conversation."""
+        return self._tracked.sequences() if self._tracked else ()
+
+    async def complete(self, messages: Sequence[Message]) -> Completion:
+        """Sample the next turn; see :meth:`hermes_rl.model.ModelSession.complete`."""
+        completion = await super().complete(messages)
+        if self._tracked is not None and self._tools:
+            self._tracked.check_tools_are_shown(self._tools)
+        return completion
 
 
 class _Calls:

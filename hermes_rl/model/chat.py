@@ -73,8 +73,6 @@ class ChatSession:
         reasoning_in_history: See :class:`~hermes_rl.model.wire.WireFormat`.
     """
 
-    sequences: Sequence[TokenSequence] = ()
-
     def __init__(
         self,
         asker: Asker,
@@ -99,6 +97,11 @@ class ChatSession:
     def forks(self) -> int:
         """Calls whose messages did not extend those of the call before."""
         return self._history.forks
+
+    @property
+    def sequences(self) -> Sequence[TokenSequence]:
+        """None are known where a server is asked for text."""
+        return ()
 
     async def complete(self, messages: Sequence[Message]) -> Completion:
         """Sample the next turn; see :meth:`hermes_rl.model.ModelSession.complete`."""
