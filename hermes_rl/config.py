@@ -325,6 +325,8 @@ class TrainingFields(ConfigModel):
     """Which token sequence of a forked rollout is trained on."""
     resend_on_restart: bool = False
     """Send again what a restarted trajectory API had taken but not handed out."""
+    api_wait_s: float = Field(default=300.0, ge=0)
+    """serve: seconds for which the trajectory API may be away before the run ends."""
     jsonl_rows: Literal["group", "trajectory"] = "group"
     """process: one line per group, or one per trajectory."""
 

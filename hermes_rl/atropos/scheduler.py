@@ -7,6 +7,9 @@ One task group owns everything. A unit of work is a group; its rollouts run side
 * ``eval_handling``: STOP_TRAIN admits no group while an evaluation runs (groups in flight go on
   and are sent), LIMIT_TRAIN admits ``eval_limit_ratio`` of the workers, NONE changes nothing.
 * A finished group is sent shielded; stopping waits for sends, bounded by :data:`SEND_GRACE_S`.
+  What could not be sent by then is counted.
+* After the trainer's last step, groups in flight are of no use to anyone: they are torn down and
+  counted. An evaluation that the last step began runs to its end.
 * A group that failed goes to the end of the queue of items, at most :data:`TRIES_PER_ITEM`
   times, with a growing pause while nothing succeeds: a broken model server is not hammered.
 * The API restarting is met by registering again; see :mod:`hermes_rl.atropos.trajectory_api`.
@@ -14,6 +17,7 @@ One task group owns everything. A unit of work is a group; its rollouts run side
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import deque
 from collections.abc import Mapping
@@ -39,8 +43,8 @@ __all__ = ["Scheduler", "SchedulerCounters"]
 
 POLL_S = 0.5
 """Between looks at the queue of the API; also how long an item that was not there is waited for."""
-SEND_GRACE_S = 30.0
-"""What sends may still take once the run is being stopped."""
+SEND_GRACE_S = 10.0
+"""What sends may still take once the run is being stopped; the command ends 14 s after a signal."""
 TRIES_PER_ITEM = 3
 DEFAULT_TOKEN_LENGTH = 2048
 """Atropos' own default, where neither the configuration nor the model says."""
@@ -59,6 +63,10 @@ class SchedulerCounters:
     """Groups that failed, retried or not."""
     given_up: int = 0
     """Items that failed :data:`TRIES_PER_ITEM` times."""
+    unsent: int = 0
+    """Finished groups that found no API before the run had to end."""
+    unneeded: int = 0
+    """Groups in flight after the last step."""
     same_scores: int = 0
     too_long: int = 0
     refused: int = 0
@@ -88,30 +96,47 @@ class Scheduler:
         self._running = 0
         self._total_steps = env.config.total_steps
         self._status = APIStatus(0, 0, 0, 1.0, 1.0, 0)
+        self._sent_at_look = 0
         self._is_evaluating = False
         self._failures_in_a_row = 0
         self._registering = anyio.Lock()
         self._stopping = anyio.Event()
-        self._groups: anyio.CancelScope | None = None
+        self._stoppable: anyio.CancelScope | None = None
+        self._in_flight: set[anyio.CancelScope] = set()
+        self._sending: set[anyio.CancelScope] = set()
         self._fatal: Exception | None = None
 
     def stop(self) -> None:
         """End the run: rollouts in flight are torn down, finished groups are still sent."""
         self._stopping.set()
-        if self._groups is not None:
-            self._groups.cancel()
+        if self._stoppable is not None:
+            self._stoppable.cancel()
+        for sending in self._sending:
+            _bound(sending)
+
+    async def connect(self) -> None:
+        """Register with the API; waits until the trainer has pulled once, or until :meth:`stop`.
+
+        Raises:
+            APIUnavailable: The trajectory API stayed away.
+            ConfigError: The trainer's settings do not fit this environment's.
+        """
+        with anyio.CancelScope() as self._stoppable:
+            if not self._stopping.is_set():
+                await self._register()
 
     async def run(self) -> None:
-        """Serve until the last step, or until :meth:`stop`.
+        """Serve until the last step, or until :meth:`stop`; connects if that was not done yet.
 
         Raises:
             APIUnavailable: The trajectory API stayed away.
             HermesRLError: What stops every rollout: a wrong key, a wrong configuration.
         """
-        await self._register()
+        if not self.counters.registrations:
+            await self.connect()
         try:
             async with anyio.create_task_group() as tasks:
-                self._groups = tasks.cancel_scope
+                self._stoppable = tasks.cancel_scope
                 if not self._stopping.is_set():
                     await self._loop(tasks)
         finally:
@@ -147,10 +172,10 @@ class Scheduler:
         env.wandb_group, env.wandb_project = await self._api.wandb_info()
         if self._total_steps == -1:
             self._total_steps = registration.num_steps
-        if self.counters.registrations == 1:
-            env.curr_step = registration.starting_step
-            if env.curr_step > 0:
-                env.load_checkpoint()
+        # A trainer that registered anew goes on from its own checkpoint: its step counts.
+        env.curr_step = registration.starting_step
+        if self.counters.registrations == 1 and env.curr_step > 0:
+            env.load_checkpoint()
 
     def _sequence_budget(self) -> int:
         """Return the tokens of one sequence: as configured, else the model's context."""
@@ -167,26 +192,35 @@ class Scheduler:
             _log.warning("The trajectory API was restarted; registering again.")
             await self._register()
             if self._env.config.resend_on_restart:
-                await self._api.resend()
+                # Restarted once more meanwhile: the next request notices that again.
+                with contextlib.suppress(APIRestarted):
+                    await self._api.resend()
 
     async def _loop(self, tasks: TaskGroup) -> None:
-        while not self._is_done():
-            await self._look(tasks)
-            if self._is_done():
-                break
-            admitted = await self._admit(tasks) if self._has_room() else False
-            if not admitted:
-                with anyio.move_on_after(POLL_S):
-                    await self._stopping.wait()
-        # Leaving the task group waits for the groups in flight; their sends are shielded.
+        try:
+            while not self._is_done():
+                await self._look(tasks)
+                if self._is_done():
+                    break
+                admitted = await self._admit(tasks) if self._has_room() else False
+                if not admitted:
+                    with anyio.move_on_after(POLL_S):
+                        await self._stopping.wait()
+        except Exception as error:  # The boundary of the run: finished groups are still sent.
+            self._give_up_run(error)
+        else:
+            for group in self._in_flight:
+                group.cancel()
+        # Leaving the task group waits for the shielded sends and for an evaluation.
 
     def _is_done(self) -> bool:
         return self._env.curr_step >= self._total_steps or self._fatal is not None
 
     async def _look(self, tasks: TaskGroup) -> None:
-        seen = self.counters.registrations
+        seen, sent = self.counters.registrations, self.counters.sent
         try:
             self._status = await self._api.status()
+            self._sent_at_look = sent
         except APIRestarted:
             await self._register_again(seen)
             return
@@ -218,7 +252,9 @@ class Scheduler:
             return False
         share = self._status.unallocated_fraction + (config.min_batch_allocation or 0.0)
         wanted = max(1, int(config.batch_size * min(share, 1.0) / config.group_size))
-        ahead = self._status.self_queue_size + self._running
+        # What was sent since the queue was looked at may not have been counted there yet.
+        unseen = self.counters.sent - self._sent_at_look
+        ahead = self._status.self_queue_size + unseen + self._running
         return bool(ahead < config.max_batches_offpolicy * wanted)
 
     async def _admit(self, tasks: TaskGroup) -> bool:
@@ -240,10 +276,11 @@ class Scheduler:
 
     async def _group(self, work: _Work) -> None:
         try:
-            await self._collect_and_send(work)
-        except (EngineClosed, ConfigError) as error:
-            self._give_up_run(error)
-        except APIUnavailable as error:
+            with anyio.CancelScope() as scope:
+                self._in_flight.add(scope)
+                await self._collect_and_send(work)
+            self.counters.unneeded += scope.cancelled_caught
+        except (EngineClosed, ConfigError, APIUnavailable) as error:
             self._give_up_run(error)
         except Exception as error:
             if getattr(error, "stops_run", False):
@@ -251,6 +288,7 @@ class Scheduler:
             else:
                 self._failed(work, error)
         finally:
+            self._in_flight.discard(scope)
             self._running -= 1
 
     def _give_up_run(self, error: Exception) -> None:
@@ -270,19 +308,24 @@ class Scheduler:
 
     async def _collect_and_send(self, work: _Work) -> None:
         group, backlog = await self._collect(work.item)
-        with anyio.CancelScope(shield=True) as sending:
-            async with anyio.create_task_group() as watch:
-                watch.start_soon(self._bound_when_stopping, sending)
-                self._queue.extend(_Work(item) for item in backlog)
+        self._queue.extend(_Work(item) for item in backlog)
+        try:
+            with anyio.CancelScope(shield=True) as sending:
+                self._sending.add(sending)
+                if self._stopping.is_set():
+                    _bound(sending)
                 for one in group if isinstance(group, list) else [group]:
                     if one is not None:
                         await self._deliver(await self._env.postprocess_histories(one))
-                watch.cancel_scope.cancel()
+        except APIUnavailable:
+            self.counters.unsent += 1
+            raise
+        finally:
+            self._sending.discard(sending)
+        if sending.cancelled_caught:
+            self.counters.unsent += 1
+            _log.error("A finished group was not sent: the run ended before the API took it.")
         self._failures_in_a_row = 0
-
-    async def _bound_when_stopping(self, sending: anyio.CancelScope) -> None:
-        await self._stopping.wait()
-        sending.deadline = min(sending.deadline, anyio.current_time() + SEND_GRACE_S)
 
     async def _collect(self, item: Any) -> tuple[Any, list[Any]]:
         config = self._env.config
@@ -319,7 +362,7 @@ class Scheduler:
             self.counters.same_scores += 1
             return False
         longest = max(map(len, group["tokens"]), default=0)
-        if 0 < self._env.max_token_len <= longest:
+        if 0 < self._env.max_token_len < longest:
             self.counters.too_long += 1
             return False
         return True
@@ -339,3 +382,8 @@ class Scheduler:
             _log.error("The evaluation failed: %s: %s", type(error).__name__, error)
         finally:
             self._is_evaluating = False
+
+
+def _bound(sending: anyio.CancelScope) -> None:
+    """Let a send take no longer than the grace from now."""
+    sending.deadline = min(sending.deadline, anyio.current_time() + SEND_GRACE_S)

@@ -9,6 +9,8 @@ again. Wire format: ``atroposlib`` 0.4.0, ``atroposlib/api/server.py``.
 from __future__ import annotations
 
 import contextlib
+import itertools
+import logging
 import random
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -41,6 +43,7 @@ LONGEST_WAIT_S = 10.0
 """Waits between attempts double from the first to the longest, with jitter."""
 RESEND_WINDOW_GROUPS = 64
 """Acknowledged groups kept for a resend after a restart of the API; bounds memory."""
+_log = logging.getLogger("hermes_rl.atropos")
 
 
 class APIUnavailable(HermesRLError):
@@ -156,10 +159,12 @@ class TrajectoryAPI:
             "weight": weight,
             "min_batch_allocation": min_batch_allocation,
         }
-        while True:
+        for attempt in itertools.count():
             answer = await self._call("POST", "/register-env", body)
             if answer.get("status") == "success":
                 break
+            if attempt == 0:
+                _log.warning("Waiting for a trainer to register and to pull its first batch.")
             await anyio.sleep(poll_s)
         self.env_id = answer["env_id"]
         keys = ("wandb_name", "checkpoint_dir", "starting_step", "checkpoint_interval", "num_steps")
@@ -278,6 +283,12 @@ class TrajectoryAPI:
             self.counters.retries += 1
             if anyio.current_time() - started > self._max_wait_s:
                 break
+            if wait == 0.0:
+                _log.warning(
+                    "The trajectory API at %s does not answer; trying for %.0f s.",
+                    self._client.base_url,
+                    self._max_wait_s,
+                )
         raise self._unavailable(path, response)
 
     async def _attempt(

@@ -24,7 +24,7 @@ from hermes_rl.atropos.process import Processor
 from hermes_rl.atropos.scheduler import Scheduler
 from hermes_rl.atropos.servers import server_configs_of
 from hermes_rl.atropos.tracking import open_tracker
-from hermes_rl.atropos.trajectory_api import open_trajectory_api
+from hermes_rl.atropos.trajectory_api import TrajectoryAPI, open_trajectory_api
 from hermes_rl.cli.exit_codes import EXIT_CODE_HELP, ExitCode, exit_code_of
 from hermes_rl.cli.field_help import field_help
 from hermes_rl.cli.interrupt import Interruption
@@ -94,22 +94,36 @@ def _init_layer(env_cls: type[HermesAgentBaseEnv]) -> Layer:
 async def _serve(env: HermesAgentBaseEnv, arguments: argparse.Namespace) -> int:
     config = env.config
     name = config.wandb_name or env.name or type(env).__name__
-    async with open_trajectory_api(config.rollout_server_url) as api, env.opened():
-        scheduler = Scheduler(env, api)
-        with anyio.CancelScope(shield=True), Interruption(scheduler.stop) as interruption:
-            await env.setup()
-            async with open_tracker(
-                enabled=config.use_wandb,
-                name=name,
-                config=public_config(config, env.server_configs),
-                project=env.wandb_project,
-                group=env.wandb_group,
-            ) as env.tracker:
-                await scheduler.run()
-        counts = ", ".join(f"{name} {n}" for name, n in asdict(scheduler.counters).items() if n)
-        duplicates = api.counters.possible_duplicates
-        print(f"{name}: {counts or 'nothing sent'}; possible duplicates {duplicates}")
+    with anyio.CancelScope() as starting:
+        # Before there are groups to send, stopping is leaving.
+        stops: list[Callable[[], None]] = [starting.cancel]
+        with Interruption(lambda: stops[-1]()) as interruption:
+            async with (
+                open_trajectory_api(config.rollout_server_url, max_wait_s=config.api_wait_s) as api,
+                env.opened(),
+            ):
+                await env.setup()
+                scheduler = Scheduler(env, api)
+                stops.append(scheduler.stop)
+                await scheduler.connect()
+                async with open_tracker(
+                    enabled=config.use_wandb,
+                    name=name,
+                    config=public_config(config, env.server_configs),
+                    project=env.wandb_project,
+                    group=env.wandb_group,
+                ) as env.tracker:
+                    await scheduler.run()
+                _report_serve(name, scheduler, api)
     return interruption.exit_code or ExitCode.OK
+
+
+def _report_serve(name: str, scheduler: Scheduler, api: TrajectoryAPI) -> None:
+    counts = ", ".join(f"{name} {n}" for name, n in asdict(scheduler.counters).items() if n)
+    print(
+        f"{name}: {counts or 'nothing sent'}; possible duplicates "
+        f"{api.counters.possible_duplicates}, resent {api.counters.resent_after_restart}"
+    )
 
 
 async def _process(env: HermesAgentBaseEnv, arguments: argparse.Namespace) -> int:
