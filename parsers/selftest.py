@@ -51,10 +51,10 @@ def template_fault(render: RenderChat, parser: ToolCallParser) -> str | None:
         parser: The parser that will read the model's turns.
     """
     try:
-        turn = _assistant_turn(render, _native_id(parser))
+        turn, with_header = _assistant_turns(render, _native_id(parser))
     except Exception as error:  # templates are programs of others and may raise anything
         return f"the chat template cannot render a tool call: {type(error).__name__}: {error}"
-    if _fits(parser.parse(turn, [_TOOL])):
+    if _fits(parser.parse(turn, [_TOOL])) or _fits(parser.parse(with_header, [_TOOL])):
         return None
     fitting = [name for name in list_parsers() if _fits(get_parser(name).parse(turn, [_TOOL]))]
     advice = f"Parsers that read it: {', '.join(fitting)}." if fitting else "No parser reads it."
@@ -80,8 +80,12 @@ def _native_id(parser: ToolCallParser) -> str:
     return calls[0].id if calls else _CALL.id
 
 
-def _assistant_turn(render: RenderChat, call_id: str) -> str:
-    """Return what the template writes for an assistant turn with one call, end token included."""
+def _assistant_turns(render: RenderChat, call_id: str) -> tuple[str, str]:
+    """Return what the template writes for an assistant turn with one call, end token included.
+
+    Twice: without what a turn of words begins with as well, and with all that follows the user.
+    Where turns begin with their kind (channels), the first lacks a part of that.
+    """
     words: Message = {"role": "assistant", "content": _WORDS}
     call = ToolCall(call_id, _CALL.name, _CALL.arguments)
     calling: Message = {"role": "assistant", "content": None, "tool_calls": [call.to_openai()]}
@@ -91,7 +95,8 @@ def _assistant_turn(render: RenderChat, call_id: str) -> str:
     turn = called[_shared_length(front, called) :]
     if not turn.strip():
         raise ConfigError("it writes nothing for an assistant message with tool_calls")
-    return turn
+    asked = render([_USER], [_TOOL])
+    return turn, called[_shared_length(asked, called) :]
 
 
 def _shared_length(one: str, other: str) -> int:

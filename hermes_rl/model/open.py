@@ -31,8 +31,8 @@ _log = logging.getLogger(__name__)
 
 _OPENERS = {
     "openai": "hermes_rl.model.openai:open_openai",
-    "vllm": "hermes_rl.model.token_exact:open_vllm",
-    "sglang": "hermes_rl.model.token_exact:open_sglang",
+    "vllm": "hermes_rl.model.vllm:open_vllm",
+    "sglang": "hermes_rl.model.sglang:open_sglang",
     "llamacpp": "hermes_rl.model.llamacpp:open_llamacpp",
     "local": "hermes_rl.model.local:open_local",
     "oracle": "hermes_rl.model.oracle:open_oracle",
@@ -137,16 +137,7 @@ def _opener(config: ServerConfig) -> Opener:
             "pass such a model to RolloutEngine as an object."
         )
     module_name, _, function = _OPENERS[server_type].partition(":")
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name != module_name:
-            raise
-        raise ConfigError(f"server_type {server_type} is not part of this version.") from None
-    opener = getattr(module, function, None)
-    if opener is None:
-        raise ConfigError(f"server_type {server_type} is not part of this version.")
-    return cast(Opener, opener)
+    return cast(Opener, getattr(importlib.import_module(module_name), function))
 
 
 def _say_what_has_no_effect(servers: Sequence[ServerConfig]) -> None:

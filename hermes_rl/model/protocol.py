@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from hermes_rl.types import Completion, JSONObject, Message, TokenSequence
 
-__all__ = ["ChatModel", "ModelSession", "Renderer", "Sampling"]
+__all__ = ["ChatModel", "HistoryRenderer", "ModelSession", "Renderer", "Sampling"]
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -128,4 +128,29 @@ class Renderer(Protocol):
 
     async def read(self, turn: Sequence[int]) -> str:
         """Return the text of a finished turn for the tool-call parser, without its end token."""
+        ...
+
+
+@runtime_checkable
+class HistoryRenderer(Renderer, Protocol):
+    """A renderer that looks at the whole conversation to extend it; preferred to ``extend``."""
+
+    async def extend_history(
+        self,
+        turn: Sequence[int],
+        new_messages: Sequence[Message],
+        *,
+        history: Sequence[Message],
+        tools: Sequence[JSONObject],
+        ended: bool,
+    ) -> list[int] | None:
+        """Return what :meth:`Renderer.extend` returns.
+
+        Args:
+            turn: Ids sampled in the finished turn.
+            new_messages: Messages after the assistant turn.
+            history: All messages before them; the last is the one read out of ``turn``.
+            tools: Schemas of the session.
+            ended: Whether the model ended the turn, and not a limit.
+        """
         ...

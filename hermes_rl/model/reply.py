@@ -10,8 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+import anyio
+import anyio.to_thread
 import orjson
 
 from hermes_rl.config import ServerConfig
@@ -27,7 +30,20 @@ from hermes_rl.types import (
     Usage,
 )
 
-__all__ = ["CallIds", "Spoken", "first_choice", "read_message", "read_usage", "split_think"]
+__all__ = [
+    "CallIds",
+    "Spoken",
+    "first_choice",
+    "read_completion",
+    "read_message",
+    "read_usage",
+    "split_think",
+]
+
+LONG_TEXT_CHARS = 20_000
+"""Longer texts are parsed off the event loop; the slowest parsers read some 5 MB/s."""
+_parsing = anyio.CapacityLimiter(1)
+"""One thread parses: it holds the interpreter lock all the time."""
 
 _FINISH_REASONS = {
     "eos": "stop",
@@ -127,6 +143,8 @@ def read_message(
     *,
     parser: ToolCallParser | None = None,
     tools: Sequence[JSONObject] = (),
+    reasoning_open: bool | None = None,
+    id_seed: str = "",
 ) -> Spoken:
     """Read one choice.
 
@@ -135,6 +153,8 @@ def read_message(
         ids: Of the conversation.
         parser: Takes the content apart if the server itself reports no tool call.
         tools: Schemas, for the parser.
+        reasoning_open: Whether the prompt ended inside a reasoning block, None = not known.
+        id_seed: Of the ids that the parser makes.
     """
     message = choice["message"]
     spoken = Spoken(content=_read_content(message))
@@ -143,7 +163,14 @@ def read_message(
     raw_finish = str(choice.get("finish_reason") or "").lower()
     finish = _FINISH_REASONS.get(raw_finish, raw_finish)
     if parser is not None and spoken.content and not message.get("tool_calls"):
-        _parse(parser, spoken, ids, tools=tools, finish_reason=finish or None)
+        parsed = parser.parse(
+            spoken.content,
+            tools,
+            finish or None,
+            reasoning_open=reasoning_open,
+            id_seed=id_seed,
+        )
+        _take_over(parsed, spoken, ids)
     elif spoken.content and spoken.reasoning is None:
         spoken.reasoning, spoken.content = split_think(spoken.content)
         if spoken.reasoning is not None:
@@ -152,6 +179,31 @@ def read_message(
         finish = "tool_calls" if spoken.tool_calls else "stop"
     spoken.finish_reason = finish
     return spoken
+
+
+async def read_completion(
+    choice: JSONObject,
+    ids: CallIds,
+    *,
+    parser: ToolCallParser | None = None,
+    tools: Sequence[JSONObject] = (),
+    reasoning_open: bool | None = None,
+    id_seed: str = "",
+) -> Spoken:
+    """Do as :func:`read_message`, in a thread if a parser has a long text to read."""
+    read = partial(
+        read_message,
+        choice,
+        ids,
+        parser=parser,
+        tools=tools,
+        reasoning_open=reasoning_open,
+        id_seed=id_seed,
+    )
+    content = choice["message"].get("content")
+    if parser is None or not isinstance(content, str) or len(content) <= LONG_TEXT_CHARS:
+        return read()
+    return await anyio.to_thread.run_sync(read, limiter=_parsing)
 
 
 def read_usage(data: JSONObject, config: ServerConfig) -> Usage:
@@ -265,20 +317,13 @@ def _arguments_text(arguments: object) -> str:
     return "{}" if arguments is None else orjson.dumps(arguments).decode()
 
 
-def _parse(
-    parser: ToolCallParser,
-    spoken: Spoken,
-    ids: CallIds,
-    *,
-    tools: Sequence[JSONObject],
-    finish_reason: str | None,
-) -> None:
-    text = spoken.content or ""
-    parsed: ParseResult = parser.parse(text, tools, finish_reason)
-    spoken.raw_text, spoken.markers = text, parsed.markers
+def _take_over(parsed: ParseResult, spoken: Spoken, ids: CallIds) -> None:
+    """Fill in what a parser found; text behind the calls stays in ``raw_text`` only.
+
+    In the content it would stand in front of the calls when the turn is rendered again.
+    """
+    spoken.raw_text, spoken.markers = spoken.content, parsed.markers
     spoken.content = parsed.content
-    if parsed.tool_calls and parsed.trailing.strip():
-        spoken.content = "\n".join(filter(None, (parsed.content, parsed.trailing.strip())))
     if spoken.reasoning is None and parsed.reasoning:
         spoken.reasoning, spoken.reasoning_source = parsed.reasoning, "content"
     spoken.tool_calls += [

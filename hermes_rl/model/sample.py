@@ -130,6 +130,11 @@ class ExactTokens:
         """Ids sampled in the last turn, empty if there was none."""
         return self._turns[-1].ids if self._turns else ()
 
+    @property
+    def last_finish(self) -> Finish | None:
+        """How the last turn ended, None if there was none."""
+        return self._turns[-1].finish if self._turns else None
+
     def add_turn(self, new_ids: Sequence[int], sample: Sample) -> None:
         """Append what was shown since the last turn, and the turn sampled after it."""
         self._tokens += [*new_ids, *sample.ids]

@@ -28,10 +28,11 @@ from hermes_rl.config import ServerConfig
 from hermes_rl.errors import ModelProtocolError
 from hermes_rl.model.budget import MIN_COMPLETION_TOKENS, Allowance
 from hermes_rl.model.failures import PromptTooLong
-from hermes_rl.model.protocol import Renderer, Sampling
-from hermes_rl.model.reply import CallIds, read_message, read_usage
+from hermes_rl.model.protocol import HistoryRenderer, Renderer, Sampling
+from hermes_rl.model.reply import CallIds, read_completion, read_usage
 from hermes_rl.model.retry import Retrier, Spent
 from hermes_rl.model.sample import ExactTokens, Sample, TokenServer
+from hermes_rl.parsers.format import Format
 from hermes_rl.types import (
     Completion,
     JSONObject,
@@ -46,6 +47,10 @@ __all__ = ["TokenExactModel", "TokenExactSession"]
 
 PIECE_TOKENS = 16
 """Tokens sampled at a time where turns are cut: half of them, on average, are thrown away."""
+
+
+OPENING_TOKENS = 16
+"""Of a prompt's end, in which the opening of a reasoning block is looked for."""
 
 
 class TokenExactModel:
@@ -150,7 +155,7 @@ class TokenExactSession:
             turn.segment = ExactTokens()
             self._segments.append(turn.segment)
         turn.segment.add_turn(turn.new_ids, turn.sample)
-        completion = self._read(turn, stop, spent)
+        completion = await self._read(turn, stop, spent)
         self._shown = [*messages, completion.message or {}]
         return completion
 
@@ -164,11 +169,17 @@ class TokenExactSession:
         same = same and _is_same_turn(said, messages[len(earlier)])
         return self._segments[-1] if same else None
 
-    def _read(self, turn: _Turn, stop: StopReason | None, spent: Spent) -> Completion:
+    async def _read(self, turn: _Turn, stop: StopReason | None, spent: Spent) -> Completion:
         assert turn.sample is not None
         text, sample = turn.text, turn.sample
-        choice = {"message": {"content": text}, "finish_reason": sample.finish}
-        spoken = read_message(choice, self._ids, parser=self._model.parser, tools=self._tools)
+        spoken = await read_completion(
+            {"message": {"content": text}, "finish_reason": sample.finish},
+            self._ids,
+            parser=self._model.parser,
+            tools=self._tools,
+            reasoning_open=turn.reasoning_open,
+            id_seed=f"{self._seed}:{self._calls}",
+        )
         return Completion(
             message=spoken.to_message(),
             tool_calls=tuple(spoken.tool_calls),
@@ -180,6 +191,7 @@ class TokenExactSession:
             # Whole calls of a turn that ends at the context's end shall run; the next stops.
             stop=None if stop is StopReason.CONTEXT_LENGTH and spoken.tool_calls else stop,
             raw_text=text,
+            markers=spoken.markers,
         )
 
 
@@ -209,6 +221,7 @@ class _Turn:
         new_ids: Prompt ids that follow the segment.
         sample: The turn, None until it is whole.
         text: The turn's text without its end token.
+        reasoning_open: Whether its prompt ended inside a reasoning block; None = not known.
     """
 
     def __init__(
@@ -226,6 +239,7 @@ class _Turn:
         self.new_ids: Sequence[int] = ()
         self.sample: Sample | None = None
         self.text = ""
+        self.reasoning_open: bool | None = None
         self._model = model
         self._messages = messages
         self._tools = tools
@@ -249,6 +263,7 @@ class _Turn:
         allowance = self._allowance()
         if allowance is None:
             return self._exhausted()
+        self.reasoning_open = await self._opens_reasoning(prompt)
         sample = await self._sample(prompt, allowance.max_tokens, remaining_s)
         self.text = await self._model.renderer.read(sample.ids)
         self.sample = sample
@@ -270,15 +285,34 @@ class _Turn:
         return replace(read_usage({"usage": fields}, self._model.config), requests=self._requests)
 
     async def _render(self) -> None:
-        renderer = self._model.renderer
         if self.segment is not None:
-            new_messages = self._messages[self._shown :]
-            delta = await renderer.extend(self.segment.last_turn, new_messages)
+            delta = await self._extension(self.segment)
             if delta is not None:
                 self.new_ids = delta
                 return
             self.segment = None
-        self.new_ids = await renderer.start(self._messages, self._tools)
+        self.new_ids = await self._model.renderer.start(self._messages, self._tools)
+
+    async def _extension(self, segment: ExactTokens) -> list[int] | None:
+        renderer, turn = self._model.renderer, segment.last_turn
+        new_messages = self._messages[self._shown :]
+        if not isinstance(renderer, HistoryRenderer):
+            return await renderer.extend(turn, new_messages)
+        return await renderer.extend_history(
+            turn,
+            new_messages,
+            history=self._messages[: self._shown],
+            tools=self._tools,
+            ended=segment.last_finish == "stop",
+        )
+
+    async def _opens_reasoning(self, prompt: Sequence[int]) -> bool | None:
+        """Say whether a prompt ends with what opens a reasoning block of the parser's family."""
+        renderer, parser = self._model.renderer, self._model.parser
+        if renderer.cuts_turns or not isinstance(parser, Format) or not parser.reasoning_tags:
+            return None
+        end = (await renderer.read(prompt[-OPENING_TOKENS:])).rstrip()
+        return any(end.endswith(tags.open) for tags in parser.reasoning_tags)
 
     def _rooms(self) -> list[tuple[int, StopReason]]:
         """Return how many tokens each limit of the whole sequence leaves."""
