@@ -13,10 +13,27 @@ from hermes_rl.backends.outpost.start import OutpostStart
 from hermes_rl.errors import GoneCause
 from hermes_rl.sandbox import SandboxSpec
 
-__all__ = ["BOX_LABEL", "BoxRecord", "CloudBox", "CloudImage", "CloudVendor", "Fate", "Order"]
+__all__ = [
+    "BOX_LABEL",
+    "IDLE_COMMAND",
+    "BoxRecord",
+    "CloudBox",
+    "CloudImage",
+    "CloudVendor",
+    "Fate",
+    "Order",
+]
 
 BOX_LABEL = "hermes.box"
 """One value per creation: finds a sandbox whose handle never reached us."""
+IDLE_COMMAND = (
+    "/bin/sh",
+    "-c",
+    "p=/tmp/.idle.$$; mkfifo $p 2>/dev/null && exec 3<>$p && rm -f $p"
+    " && while :; do read -r x <&3 || sleep 3600; done; while :; do sleep 3600; done",
+)
+"""Keeps a sandbox up. It waits without a child: tests look for a ``sleep`` that the agent left, and
+agents end what they find by that name. Without quotes of either kind."""
 
 
 @dataclass(slots=True, frozen=True)

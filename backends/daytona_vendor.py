@@ -27,7 +27,7 @@ from daytona.common.pty import PtySize
 
 from hermes_rl.backends.cloud_inventory import examine_account
 from hermes_rl.backends.cloud_stream import CloudStream
-from hermes_rl.backends.cloud_vendor import BoxRecord, CloudImage, Fate, Order
+from hermes_rl.backends.cloud_vendor import IDLE_COMMAND, BoxRecord, CloudImage, Fate, Order
 from hermes_rl.backends.daytona_errors import TABLE
 from hermes_rl.backends.daytona_options import DaytonaOptions
 from hermes_rl.backends.daytona_stream import DaytonaStream
@@ -116,7 +116,7 @@ class DaytonaVendor:
         if tag is None and self._options.snapshot is None:
             tag = self._options.image
         if tag is not None:
-            return CloudImage(tag, Image.base(tag))
+            return CloudImage(tag, Image.base(tag).entrypoint(list(IDLE_COMMAND)))
         if self._options.snapshot is not None:
             return CloudImage(self._options.snapshot, None)
         raise ConfigError(
@@ -126,7 +126,9 @@ class DaytonaVendor:
 
     async def _recipe(self, directory: Path) -> CloudImage:
         def read() -> Image:
-            return Image.from_dockerfile(directory / "Dockerfile", strict_context=True)
+            image = Image.from_dockerfile(directory / "Dockerfile", strict_context=True)
+            # The file may lack its last newline, and what is appended here gets none before it.
+            return image.dockerfile_commands([""]).entrypoint(list(IDLE_COMMAND))
 
         try:
             image = await anyio.to_thread.run_sync(read, limiter=self._readers)

@@ -19,7 +19,7 @@ from anyio.abc import TaskGroup
 
 from hermes_rl.backends.cloud_inventory import examine_account
 from hermes_rl.backends.cloud_stream import CloudStream
-from hermes_rl.backends.cloud_vendor import BoxRecord, CloudImage, Fate, Order
+from hermes_rl.backends.cloud_vendor import IDLE_COMMAND, BoxRecord, CloudImage, Fate, Order
 from hermes_rl.backends.modal_errors import TABLE
 from hermes_rl.backends.modal_images import ModalImages
 from hermes_rl.backends.modal_options import ModalOptions
@@ -40,8 +40,6 @@ LONGEST_LIFE_S = 86400
 IDLE_TIMEOUT_S = 60
 """Modal ends a sandbox that has run no exec for so long: its outpost is gone."""
 TAG_READERS = 16
-IDLE_COMMAND = ("/bin/sh", "-c", "while :; do sleep 3600; done")
-"""Keeps a sandbox up; what matters in it are its execs."""
 _THROTTLE = "MODAL_MAX_THROTTLE_WAIT"
 
 

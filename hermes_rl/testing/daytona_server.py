@@ -32,7 +32,7 @@ import anyio
 import orjson
 from aiohttp import web
 
-from hermes_rl.testing.daytona_storage import Storage, image_from
+from hermes_rl.testing.daytona_storage import Storage, entrypoint_of, image_from
 from hermes_rl.testing.loopback_boxes import BoxRequest, open_box, remove_image
 from hermes_rl.testing.loopback_cloud import CloudLog, Faults, Lives, LoopbackSandbox
 from hermes_rl.testing.loopback_terminal import Terminal
@@ -107,6 +107,11 @@ class DaytonaServer:
         self.storage = Storage()
         self._images: list[str] = []
         self._stack = AsyncExitStack()
+
+    @property
+    def builds(self) -> int:
+        """Images that Docker was asked to build."""
+        return len(self._images)
 
     @property
     def url(self) -> str:
@@ -216,8 +221,9 @@ class DaytonaServer:
             state, error = "build_failed", str(failure)
         box_request = BoxRequest(
             image=image,
-            command=("/bin/sh", "-c", "while :; do sleep 3600; done"),
+            command=entrypoint_of(asked.get("buildInfo") or {}),
             env=asked.get("env") or {},
+            user=asked.get("user"),
             cpus=asked.get("cpu"),
             memory_mb=1024 * asked["memory"] if asked.get("memory") else None,
             blocks_network=bool(asked.get("networkBlockAll")),

@@ -14,11 +14,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import orjson
 from aiohttp import web
 
 from hermes_rl.testing.loopback_boxes import build_image, has_image
 
-__all__ = ["Storage", "allow_loopback_storage", "image_from"]
+__all__ = ["Storage", "allow_loopback_storage", "entrypoint_of", "image_from"]
 
 _NAMESPACE = 'xmlns="http://s3.amazonaws.com/doc/2006-03-01/"'
 
@@ -74,6 +75,24 @@ def _xml(text: str) -> web.Response:
     return web.Response(text=f'<?xml version="1.0"?>{text}', content_type="application/xml")
 
 
+def _split(build: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """Return a Dockerfile's lines without its entrypoints, and the last of those."""
+    text = str(build.get("dockerfileContent") or "FROM hermes-test:latest\n")
+    entrypoint: list[str] = []
+    lines = []
+    for line in text.splitlines(keepends=True):
+        if line.startswith("ENTRYPOINT ["):
+            entrypoint = orjson.loads(line.removeprefix("ENTRYPOINT "))
+        else:
+            lines.append(line)
+    return lines, entrypoint
+
+
+def entrypoint_of(build: Mapping[str, Any]) -> list[str]:
+    """Return what a sandbox of this image runs: without an entrypoint of its own, nothing."""
+    return _split(build)[1] or ["sleep", "infinity"]
+
+
 async def image_from(build: Mapping[str, Any], storage: Storage) -> tuple[str, bool]:
     """Return the Docker name of an image and whether it was built for this.
 
@@ -84,7 +103,7 @@ async def image_from(build: Mapping[str, Any], storage: Storage) -> tuple[str, b
     Raises:
         OSError: It cannot be had; says why.
     """
-    text = str(build.get("dockerfileContent") or "FROM hermes-test:latest")
+    text = "".join(_split(build)[0])
     hashes = list(build.get("contextHashes") or ())
     lines = [line for line in text.splitlines() if line.strip()]
     if len(lines) == 1 and lines[0].startswith("FROM "):

@@ -39,8 +39,6 @@ MARKER = "HERMES_LOOPBACK_BOX"
 """Environment variable by which a box's processes are found."""
 LABEL = "hermes.loopback"
 """Label of the containers; its value is the server's."""
-NEVER_TYPED = "ctrl-^,ctrl-b,ctrl-],ctrl-q,ctrl-^,ctrl-^,ctrl-z,ctrl-e"
-"""The client's own keys cannot be switched off; these do not occur in what it carries."""
 _files = anyio.CapacityLimiter(4)
 
 
@@ -53,6 +51,7 @@ class BoxRequest:
         command: Main process; the box ends with it.
         env: Of every command.
         workdir: Where commands start; None = the image's, or a fresh home.
+        user: Who runs them, in a container; None = the image's.
         cpus: Cores; None = no limit.
         memory_mb: None = no limit.
         blocks_network: Loopback only.
@@ -63,6 +62,7 @@ class BoxRequest:
     command: Sequence[str] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     workdir: str | None = None
+    user: str | None = None
     cpus: float | None = None
     memory_mb: int | None = None
     blocks_network: bool = False
@@ -91,7 +91,6 @@ class Box(ABC):
         *,
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
-        tty: bool = False,
     ) -> list[str]:
         """Return the command on this machine that runs ``command`` in the box."""
 
@@ -141,6 +140,8 @@ class ContainerBox(Box):
             options += ["--cpus", str(min(request.cpus, os.cpu_count() or 1))]
         if request.workdir is not None:
             options += ["--workdir", request.workdir]
+        if request.user is not None:
+            options += ["--user", request.user]
         options += ["--network", "none" if request.blocks_network else "bridge"]
         await _docker("run", "--detach", *options, request.image, *request.command)
 
@@ -150,11 +151,9 @@ class ContainerBox(Box):
         *,
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
-        tty: bool = False,
     ) -> list[str]:
         """Return the client's exec."""
-        options = ["--interactive", *(("--tty", f"--detach-keys={NEVER_TYPED}") if tty else ())]
-        options += ["--workdir", cwd] if cwd else []
+        options = ["--interactive", *(("--workdir", cwd) if cwd else ())]
         options += [f"--env={name}={value}" for name, value in (env or {}).items()]
         return ["docker", "exec", *options, self._name, *command]
 
@@ -196,7 +195,6 @@ class ProcessBox(Box):
         *,
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
-        tty: bool = False,
     ) -> list[str]:
         """Return the command as it is."""
         return list(command)

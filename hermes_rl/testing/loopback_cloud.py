@@ -80,9 +80,14 @@ class Fault(Generic[F]):
 
 
 class Faults(Generic[F]):
-    """Faults to come, by call; each is used up by one call."""
+    """Faults to come, by call; each is used up by one call.
+
+    Attributes:
+        every_call_s: How much longer every call takes.
+    """
 
     def __init__(self) -> None:
+        self.every_call_s = 0.0
         self._queued: dict[str, deque[Fault[F]]] = defaultdict(deque)
 
     def add(self, call: str, fault: Fault[F], *, times: int = 1) -> None:
@@ -95,6 +100,7 @@ class Faults(Generic[F]):
 
     async def meet(self, call: str) -> F | None:
         """Return what this call must refuse with, after its delay."""
+        await anyio.sleep(self.every_call_s)
         queued = self._queued.get(call)
         if not queued:
             return None

@@ -16,14 +16,57 @@ __all__ = ["Terminal"]
 
 READ_BYTES = 64 * 1024
 SHELL = ("/bin/sh", "-c", "exec $(command -v zsh || command -v bash || echo sh)")
+_BRIDGE = """
+import os, pty, select, sys
+child, master = pty.fork()
+if not child:
+    os.execvp(sys.argv[1], sys.argv[1:])
+os.set_blocking(master, False)
+typed, sources = b"", [master, 0]
+while True:
+    wanted = sources if len(typed) < 65536 else [master]
+    readable, writable, _ = select.select(wanted, [master] if typed else [], [])
+    try:
+        if writable:
+            typed = typed[os.write(master, typed):]
+        shown = os.read(master, 65536) if master in readable else b""
+    except BlockingIOError:
+        continue
+    except OSError:
+        break
+    while shown:
+        shown = shown[os.write(1, shown):]
+    if 0 in readable:
+        data = os.read(0, 65536)
+        typed += data
+        if not data:
+            sources = [master]
+status = os.waitpid(child, 0)[1]
+os._exit(128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status))
+"""
+"""Makes a terminal in a container. Docker's own gives up now and then amid megabytes."""
+_IN_CONTAINER = (
+    "/bin/sh",
+    "-c",
+    'command -v python3 >/dev/null && exec python3 -c "$0" "$@"; exec "$@"',
+    _BRIDGE,
+    *SHELL,
+)
 
 
 class Terminal:
-    """One session. It outlives whoever watches it, and ends with its shell or its box."""
+    """One session. It outlives whoever watches it, and ends with its shell or its box.
 
-    def __init__(self, process: Process, master: int) -> None:
+    Args:
+        process: The shell, or what carries it.
+        source: Descriptor that its output is read from; never blocks.
+        target: What is typed goes here; never blocks.
+    """
+
+    def __init__(self, process: Process, source: int, target: int) -> None:
         self._process = process
-        self._master = master
+        self._source = source
+        self._target = target
         self._watcher: Callable[[bytes], Awaitable[None]] | None = None
         self.ended = anyio.Event()
         self.exit_code: int | None = None
@@ -35,25 +78,32 @@ class Terminal:
         Raises:
             OSError: There is no terminal to be had.
         """
-        master, slave = pty.openpty()
-        os.set_blocking(master, False)
-        argv = box.argv(SHELL, tty=True)
-        if not isinstance(box, ContainerBox):
-            argv = ["setsid", "--ctty", *argv]
+        if isinstance(box, ContainerBox):
+            argv = box.argv(_IN_CONTAINER, env={"TERM": "xterm"})
+            theirs_in, target = os.pipe()
+            source, theirs_out = os.pipe()
+        else:
+            argv = ["setsid", "--ctty", *box.argv(SHELL)]
+            source, theirs_in = pty.openpty()
+            target, theirs_out = os.dup(source), os.dup(theirs_in)
+        for ours in (source, target):
+            os.set_blocking(ours, False)
         try:
             process = await anyio.open_process(
                 argv,
-                stdin=slave,
-                stdout=slave,
-                stderr=slave,
+                stdin=theirs_in,
+                stdout=theirs_out,
+                stderr=theirs_out,
                 **box.spawn_options(None, {"TERM": "xterm"}),  # type: ignore[arg-type]
             )
         except BaseException:
-            os.close(master)
+            os.close(source)
+            os.close(target)
             raise
         finally:
-            os.close(slave)
-        return cls(process, master)
+            os.close(theirs_in)
+            os.close(theirs_out)
+        return cls(process, source, target)
 
     def watch(self, watcher: Callable[[bytes], Awaitable[None]] | None) -> None:
         """Let output go to ``watcher``, or nowhere."""
@@ -69,13 +119,14 @@ class Terminal:
             self.exit_code = _as_shells_do(await self._process.wait())
         finally:
             self.ended.set()
-            os.close(self._master)
+            os.close(self._source)
+            os.close(self._target)
 
     async def _read(self) -> bytes:
         while True:
-            await anyio.wait_readable(self._master)
+            await anyio.wait_readable(self._source)
             try:
-                return os.read(self._master, READ_BYTES)
+                return os.read(self._source, READ_BYTES)
             except BlockingIOError:
                 continue
             except OSError:
@@ -85,9 +136,11 @@ class Terminal:
         """Type."""
         while data and not self.ended.is_set():
             try:
-                data = data[os.write(self._master, data) :]
+                data = data[os.write(self._target, data) :]
             except BlockingIOError:
-                await anyio.wait_writable(self._master)
+                await anyio.wait_writable(self._target)
+            except OSError:
+                return  # nobody reads any more
 
     def kill(self) -> None:
         """End the shell, or the client that holds it."""

@@ -50,6 +50,7 @@ from hermes_rl.testing.modal_images import ImageBench
 __all__ = ["ModalServer", "refusal"]
 
 TOKEN_LIFE_S = 3600
+LISTEN_BACKLOG = 128
 _END_STATUS = {
     "timeout": api_pb2.GenericResult.GENERIC_STATUS_TIMEOUT,
     "idle": api_pb2.GenericResult.GENERIC_STATUS_IDLE_TIMEOUT,
@@ -89,6 +90,7 @@ class ModalServer:
         tokens: The pair that is accepted.
         log: Where events go.
         create_s: How long a creation takes at least.
+        minute_s: Length of a minute in the sandboxes' timers.
     """
 
     def __init__(
@@ -99,6 +101,7 @@ class ModalServer:
         tokens: tuple[str, str] = ("ak-loopback", "as-loopback"),
         log: CloudLog | None = None,
         create_s: float = 0.0,
+        minute_s: float = 60.0,
     ) -> None:
         self.port = port
         self.in_containers = in_containers
@@ -106,10 +109,16 @@ class ModalServer:
         self.log = log or CloudLog()
         self.faults: Faults[GRPCError] = Faults()
         self.create_s = create_s
+        self.minute_s = minute_s
         self.lives: Lives[_Sandbox] = Lives(self.log, in_use=_in_use)
         self.images = ImageBench(in_containers=in_containers)
         self._apps: dict[str, str] = {}
         self._stack = AsyncExitStack()
+
+    @property
+    def builds(self) -> int:
+        """Images that Docker was asked to build."""
+        return self.images.builds
 
     @property
     def url(self) -> str:
@@ -153,7 +162,7 @@ class ModalServer:
         ]
         async with anyio.create_task_group() as self.tasks, self.lives.open():
             server = Server(services, status_details_codec=custom_detail_codec)
-            listener = socket.create_server(("127.0.0.1", self.port))
+            listener = _listener(self.port)
             self.port = listener.getsockname()[1]
             await server.start(sock=listener)
             try:
@@ -219,6 +228,7 @@ class ModalServer:
             command=list(definition.entrypoint_args),
             env=env,
             workdir=definition.workdir or None,
+            user="root",
             cpus=resources.milli_cpu_max / 1000 if resources.milli_cpu_max else None,
             memory_mb=resources.memory_mb_max or None,
             blocks_network=definition.network_access.network_access_type == blocked,
@@ -233,18 +243,36 @@ class ModalServer:
             id=f"sb-{uuid.uuid4().hex[: 22 if v1 else 26]}",
             box=box,
             labels={tag.tag_name: tag.tag_value for tag in tags},
-            expires_at_s=now_s + definition.timeout_secs,
-            idle_s=definition.idle_timeout_secs or None,
+            expires_at_s=now_s + definition.timeout_secs * self.minute_s / 60,
+            idle_s=definition.idle_timeout_secs * self.minute_s / 60 or None,
             used_at_s=now_s,
             definition=definition,
         )
         self.lives.add(sandbox)
         return sandbox
 
+    def made_at_s(self, sandbox: _Sandbox) -> float:
+        """Return when a sandbox was made, Unix time."""
+        life_s = float(sandbox.definition.timeout_secs) * self.minute_s / 60
+        return sandbox.expires_at_s - life_s
+
     def token(self) -> str:
         """Return a token as the SDK reads them: it looks at the time of its end only."""
         claims = orjson.dumps({"exp": int(time.time()) + TOKEN_LIFE_S})
         return f"e30.{base64.urlsafe_b64encode(claims).decode().rstrip('=')}.c2ln"
+
+
+def _listener(port: int) -> socket.socket:
+    """Listen on this machine; asyncio sends without delay only where the protocol is told."""
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", port))
+        listener.listen(LISTEN_BACKLOG)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
 
 
 def _service(server: ModalServer, base: type, methods: object) -> Any:
@@ -391,9 +419,7 @@ class _Control:
     async def SandboxList(self, request: Any, metadata: Any) -> Any:
         wanted = {(tag.tag_name, tag.tag_value) for tag in request.tags}
         infos = [
-            api_pb2.SandboxInfo(
-                id=each.id, created_at=each.expires_at_s - each.definition.timeout_secs
-            )
+            api_pb2.SandboxInfo(id=each.id, created_at=self._server.made_at_s(each))
             for each in self._server.lives.alive
             if wanted <= set(each.labels.items())
         ]

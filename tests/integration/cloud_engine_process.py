@@ -1,6 +1,6 @@
 """An engine to be killed: makes sandboxes in a cloud, says so, then waits.
 
-python cloud_engine_process.py BACKEND LEASE_S COUNT
+python cloud_engine_process.py BACKEND LEASE_S ...
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from hermes_rl.sandbox import BackendSettings, SandboxSpec, open_backend
 
 
 async def main() -> None:
-    name, lease_s, count = sys.argv[1], float(sys.argv[2]), int(sys.argv[3])
-    spec = SandboxSpec(image="hermes-test:latest", lease_s=lease_s)
+    name, leases_s = sys.argv[1], [float(word) for word in sys.argv[2:]]
     async with open_backend(name, BackendSettings(run_id="killed")) as backend:
-        for _ in range(count):
+        for lease_s in leases_s:
+            spec = SandboxSpec(image="hermes-test:latest", lease_s=lease_s)
             sandbox = await backend.create(spec)
             await sandbox.exec("sleep 600 >/dev/null 2>&1 &", timeout_s=20)
         print("ready", flush=True)
