@@ -22,7 +22,7 @@ conversation is the definition of rendering it, not an approximation.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 import orjson
@@ -39,6 +39,11 @@ _NEXT_SPEAKER = tuple(f"\n{name}" for name in _SPEAKERS.values())
 
 class Tokenizer(Protocol):
     """The tokenizer of the model that is sampled from."""
+
+    @property
+    def end_ids(self) -> Collection[int]:
+        """Tokens that have ended a turn so far."""
+        ...
 
     async def tokenize(self, text: str) -> list[int]:
         """Return the ids of ``text``; names of control tokens in it stay text."""
@@ -92,8 +97,9 @@ class EmbeddedRenderer:
         return high
 
     async def read(self, turn: Sequence[int]) -> str:
-        """Return the turn's text without the white space and the name that ended it."""
-        text = await self._tokenizer.detokenize(turn)
+        """Return the turn's text without the white space, name or token that ended it."""
+        ended = bool(turn) and turn[-1] in self._tokenizer.end_ids
+        text = await self._tokenizer.detokenize(turn[:-1] if ended else turn)
         for name in _NEXT_SPEAKER:
             text = text.partition(name)[0]
         return text.strip()

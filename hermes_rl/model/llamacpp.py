@@ -9,6 +9,8 @@ Facts of the wire, measured against xllamacpp 2026.10.11549:
 * A token that ends within a UTF-8 character has no entry in ``completion_probabilities``; the
   entry of the token that completes the character follows. The missing ones are asked for one by
   one (:meth:`LlamaCppServer.logprob`).
+* ``/props`` shows a template of the server's own (:data:`FALLBACK_TEMPLATE`) for a model file that
+  has none. A template's error is HTTP 500.
 """
 
 from __future__ import annotations
@@ -17,7 +19,6 @@ import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import PurePath
-from typing import Any
 
 import orjson
 
@@ -27,6 +28,7 @@ from hermes_rl.errors import (
     ModelError,
     ModelNotFound,
     ModelProtocolError,
+    ModelRejected,
     ModelTransient,
 )
 from hermes_rl.model.address import Address, resolve_address
@@ -34,14 +36,25 @@ from hermes_rl.model.embedded_renderer import EmbeddedRenderer
 from hermes_rl.model.failures import failure_of
 from hermes_rl.model.http import Endpoint, open_endpoint
 from hermes_rl.model.limiter import AdaptiveLimiter
+from hermes_rl.model.llamacpp_wire import (
+    FINISH,
+    REPLY,
+    SAMPLERS,
+    encoded,
+    listed_logprob,
+    read_ids,
+    read_logprobs,
+)
+from hermes_rl.model.protocol import Renderer
 from hermes_rl.model.retry import Retrier
-from hermes_rl.model.sample import Finish, Sample
+from hermes_rl.model.sample import Sample
+from hermes_rl.model.server_template import ServerTemplate, TemplateRefused
 from hermes_rl.model.token_exact import TokenExactModel
 from hermes_rl.model.wire import ReasoningInHistory
 from hermes_rl.parsers import get_parser
 from hermes_rl.types import JSONObject, ToolCallParser
 
-__all__ = ["LlamaCppServer", "connect", "open_llamacpp", "token_exact_model"]
+__all__ = ["LlamaCppServer", "connect", "open_llamacpp", "renderer_of", "token_exact_model"]
 
 UNNAMED = "default"
 """``model_name`` where none was configured."""
@@ -50,40 +63,14 @@ SMALL_REQUEST_S = 60.0
 CANDIDATES = (1_000, 60_000)
 """How many of the likeliest tokens are listed to find one; the second is 6 MB."""
 FORCED_BIAS = 1_000.0
-
-_SAMPLERS: Mapping[str, Any] = {
-    "samplers": ["temperature", "top_p"],
-    "top_k": 0,
-    "min_p": 0.0,
-    "typical_p": 1.0,
-    "top_n_sigma": -1.0,
-    "repeat_penalty": 1.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "dry_multiplier": 0.0,
-    "xtc_probability": 0.0,
-    "dynatemp_range": 0.0,
-    "mirostat": 0,
-    "logit_bias": [],
-    "ignore_eos": False,
-    "stop": [],
-}
-_REPLY = {
-    "n_probs": 1,
-    "return_tokens": True,
-    "post_sampling_probs": False,
-    "stream": False,
-    "cache_prompt": True,
-    "response_fields": [
-        "tokens",
-        "completion_probabilities",
-        "stop_type",
-        "truncated",
-        "tokens_evaluated",
-        "timings/cache_n",
-    ],
-}
-_FINISH: Mapping[object, Finish] = {"eos": "stop", "limit": "length"}
+FALLBACK_TEMPLATE = (
+    "{%- for message in messages -%}\n"
+    "  {{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' -}}\n"
+    "{%- endfor -%}\n{%- if add_generation_prompt -%}\n"
+    "  {{- '<|im_start|>assistant\n' -}}\n{%- endif -%}"
+)
+"""What the server shows for a model without a template; it knows no tools."""
+CHATML_START = "<|im_start|>"
 
 
 class LlamaCppServer:
@@ -96,6 +83,10 @@ class LlamaCppServer:
         slots: Completions that it computes at the same time.
         diagnose: Says why the server is gone for good, None if it is not; asked when it does not
             answer.
+        template: The chat template that it renders with, None if it does not say.
+
+    Attributes:
+        end_ids: Tokens that have ended a turn so far.
     """
 
     logprob_mode = "raw"
@@ -108,12 +99,15 @@ class LlamaCppServer:
         context_tokens: int | None,
         slots: int,
         diagnose: Callable[[], ModelError | None] = lambda: None,
+        template: str | None = None,
     ) -> None:
+        self.end_ids: set[int] = set()
         self.name = name
         self.context_tokens = context_tokens
         self.slots = slots
         self._endpoint = endpoint
         self._diagnose = diagnose
+        self._template = template
         self._opening: list[int] | None = None
         self._plain_id: int | None = None
 
@@ -129,8 +123,8 @@ class LlamaCppServer:
     ) -> Sample:
         """Sample one continuation; see :class:`~hermes_rl.model.sample.TokenServer`."""
         fields = {
-            **_SAMPLERS,
-            **_REPLY,
+            **SAMPLERS,
+            **REPLY,
             "prompt": list(prompt_ids),
             "n_predict": -1 if max_tokens is None else max_tokens,
             "temperature": temperature,
@@ -138,8 +132,8 @@ class LlamaCppServer:
             "seed": -1 if seed is None else seed,
         }
         reply = await self._ask("/completion", fields, timeout_s)
-        ids = _ids(reply)
-        finish = _FINISH.get(reply.get("stop_type"))
+        ids = read_ids(reply)
+        finish = FINISH.get(reply.get("stop_type"))
         if finish is None:
             raise ModelTransient(f"{self.name} broke off while answering.")
         if reply.get("truncated") or reply.get("tokens_evaluated") != len(prompt_ids):
@@ -147,12 +141,14 @@ class LlamaCppServer:
                 f"{self.name} read {reply.get('tokens_evaluated')} prompt tokens of "
                 f"{len(prompt_ids)}."
             )
-        logprobs = _logprobs(reply, ids)
+        logprobs = read_logprobs(reply, ids)
         if logprobs is None:
             logprobs = [
                 await self.logprob([*prompt_ids, *ids[:position]], ids[position], timeout_s)
                 for position in range(len(ids))
             ]
+        if finish == "stop" and ids:
+            self.end_ids.add(ids[-1])
         cached = reply.get("timings/cache_n")
         return Sample(
             ids=ids,
@@ -161,18 +157,62 @@ class LlamaCppServer:
             cached_tokens=cached if isinstance(cached, int) else 0,
         )
 
-    async def tokenize(self, text: str) -> list[int]:
-        """Return the ids of ``text``; names of control tokens in it stay text."""
+    async def has_chat_template(self) -> bool:
+        """Say whether the model has a chat template of its own, in tokens that it knows."""
+        template = self._template
+        if not template or template == FALLBACK_TEMPLATE:
+            return False
+        if CHATML_START not in template:
+            return True
+        return len(await self.tokenize(CHATML_START, control=True)) == 1
+
+    async def render(
+        self, messages: Sequence[JSONObject], tools: Sequence[JSONObject], *, prompt: bool = True
+    ) -> str:
+        """Return the conversation in the model's chat template, without BOS.
+
+        Args:
+            messages: As sent in a chat completion; the last is not the assistant's.
+            tools: Schemas.
+            prompt: Whether to go on to where the assistant speaks.
+
+        Raises:
+            TemplateRefused: The template raised an error.
+        """
+        fields: JSONObject = {"messages": list(messages), "add_generation_prompt": prompt}
+        if tools:
+            fields["tools"] = list(tools)
+        try:
+            reply = await self._ask("/apply-template", fields, SMALL_REQUEST_S)
+        except (ModelRejected, ModelTransient) as error:
+            if error.status not in (400, 500):
+                raise
+            raise TemplateRefused(
+                f"The chat template of {self.name} has no form for these messages: {error}",
+                status=error.status,
+            ) from None
+        prompt = reply.get("prompt")
+        if not isinstance(prompt, str):
+            raise ModelProtocolError(f"{self.name} rendered no prompt.")
+        return prompt
+
+    async def tokenize(self, text: str, *, control: bool = False) -> list[int]:
+        """Return the ids of ``text``.
+
+        Args:
+            text: Any text.
+            control: Whether names of control tokens in it become those; they stay text otherwise.
+        """
         if not text:
             return []
-        fields = {"content": text, "add_special": False, "parse_special": False}
-        return _ids(await self._ask("/tokenize", fields, SMALL_REQUEST_S))
+        fields = {"content": text, "add_special": False, "parse_special": control}
+        return read_ids(await self._ask("/tokenize", fields, SMALL_REQUEST_S))
 
     async def opening(self) -> list[int]:
         """Return the ids that every prompt begins with: BOS, where the model has one."""
         if self._opening is None:
             fields = {"content": "", "add_special": True}
-            self._opening = _ids(await self._ask("/tokenize", fields, SMALL_REQUEST_S))
+            self._opening = read_ids(await self._ask("/tokenize", fields, SMALL_REQUEST_S))
         return list(self._opening)
 
     async def detokenize(self, ids: Sequence[int]) -> str:
@@ -196,8 +236,8 @@ class LlamaCppServer:
             self._plain_id = (await self.tokenize("a"))[0]
         for candidates in CANDIDATES:
             fields = {
-                **_SAMPLERS,
-                **_REPLY,
+                **SAMPLERS,
+                **REPLY,
                 "prompt": list(prompt_ids),
                 "n_predict": 1,
                 "n_probs": candidates,
@@ -205,7 +245,7 @@ class LlamaCppServer:
                 "logit_bias": [[self._plain_id, FORCED_BIAS]],
                 "response_fields": ["completion_probabilities"],
             }
-            logprob = _listed_logprob(await self._post("/completion", fields, timeout_s), token_id)
+            logprob = listed_logprob(await self._post("/completion", fields, timeout_s), token_id)
             if logprob is not None:
                 return logprob
         raise ModelProtocolError(f"{self.name} gives no log-probability for token {token_id}.")
@@ -221,41 +261,12 @@ class LlamaCppServer:
 
     async def _post(self, path: str, fields: JSONObject, timeout_s: float) -> bytes:
         try:
-            reply = await self._endpoint.post(path, orjson.dumps(fields), timeout_s=timeout_s)
+            reply = await self._endpoint.post(path, encoded(fields), timeout_s=timeout_s)
         except ModelTransient as error:
             raise self._diagnose() or error from None
         if reply.status != 200:
             raise failure_of(reply, server=self._endpoint.base_url)
         return reply.body
-
-
-def _ids(reply: JSONObject) -> list[int]:
-    ids = reply.get("tokens")
-    if not isinstance(ids, list) or not all(type(token_id) is int for token_id in ids):
-        raise ModelProtocolError("The server gave no token ids; is it llama.cpp?")
-    return ids
-
-
-def _logprobs(reply: JSONObject, ids: Sequence[int]) -> list[float] | None:
-    """Return one log-probability per id, None if the server left some out."""
-    entries = reply.get("completion_probabilities") or []
-    if len(entries) != len(ids):
-        return None
-    if any(entry["id"] != token_id for entry, token_id in zip(entries, ids, strict=True)):
-        raise ModelProtocolError("The server's log-probabilities are not those of its tokens.")
-    return [float(entry["logprob"]) for entry in entries]
-
-
-def _listed_logprob(body: bytes, token_id: int) -> float | None:
-    """Find a token in ``top_logprobs`` without decoding what may be megabytes."""
-    start = body.find(b'"top_logprobs"')
-    entry = body.find(b'{"id":%d,' % token_id, start)
-    if start < 0 or entry < 0:
-        return None
-    key = b'"logprob":'
-    value = body.find(key, entry) + len(key)
-    end = min(found for found in (body.find(b",", value), body.find(b"}", value)) if found > 0)
-    return float(body[value:end])
 
 
 @asynccontextmanager
@@ -294,7 +305,12 @@ async def connect(
             context_tokens=context if isinstance(context, int) else None,
             slots=slots if isinstance(slots, int) and slots > 0 else 1,
             diagnose=diagnose,
+            template=_text_or_none(props.get("chat_template")),
         )
+
+
+def _text_or_none(value: object) -> str | None:
+    return value if isinstance(value, str) and value else None
 
 
 async def _props(endpoint: Endpoint) -> JSONObject:
@@ -345,8 +361,19 @@ async def open_llamacpp(
     """
     async with connect(config) as server:
         yield token_exact_model(
-            server, config, parser=parser, reasoning_in_history=reasoning_in_history
+            server,
+            config,
+            parser=parser,
+            reasoning_in_history=reasoning_in_history,
+            renderer=await renderer_of(server),
         )
+
+
+async def renderer_of(server: LlamaCppServer) -> Renderer:
+    """Return the model's own chat template, or the embedded one if it has none."""
+    if await server.has_chat_template():
+        return ServerTemplate(server)
+    return EmbeddedRenderer(server)
 
 
 def token_exact_model(
@@ -356,10 +383,12 @@ def token_exact_model(
     parser: ToolCallParser | None,
     reasoning_in_history: ReasoningInHistory,
     name: str | None = None,
+    renderer: Renderer | None = None,
 ) -> TokenExactModel:
-    """Return the model behind ``server``, with the embedded template and one call per slot.
+    """Return the model behind ``server``, with one call per slot.
 
-    More calls than slots would push each other's conversations out of the server's cache.
+    ``renderer`` None = the embedded template. More calls than slots would push each other's
+    conversations out of the server's cache.
 
     Raises:
         ConfigError: ``reasoning_in_history`` is ``drop``: sampled ids are always shown again.
@@ -372,7 +401,7 @@ def token_exact_model(
     limiter = AdaptiveLimiter(server.slots, start=server.slots, name=server.name)
     return TokenExactModel(
         server,
-        EmbeddedRenderer(server),
+        renderer or EmbeddedRenderer(server),
         parser=parser or get_parser("hermes"),
         retrier=Retrier(limiter),
         config=config,

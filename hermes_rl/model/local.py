@@ -1,6 +1,7 @@
 """The embedded model: llama.cpp in a child process, for as long as the context is open.
 
-Without ``path`` the packaged 270M base model is served; any other GGUF file works the same way.
+Without ``path`` the packaged 270M base model is served. Any other GGUF file works the same way, in
+its own chat template if it has one.
 The child is :mod:`hermes_rl.model.local_server`; after it answers, it is sampled over the wire of
 :mod:`hermes_rl.model.llamacpp`.
 """
@@ -24,7 +25,7 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 from hermes_rl.config import ServerConfig
 from hermes_rl.errors import ConfigError, MissingExtra, ModelError, ModelNotFound
 from hermes_rl.model.limiter import AdaptiveLimiter
-from hermes_rl.model.llamacpp import connect, token_exact_model
+from hermes_rl.model.llamacpp import connect, renderer_of, token_exact_model
 from hermes_rl.model.local_server import Options
 from hermes_rl.model.token_exact import TokenExactModel
 from hermes_rl.model.wire import ReasoningInHistory
@@ -79,6 +80,8 @@ async def open_local(
                     parser=parser,
                     reasoning_in_history=reasoning_in_history,
                     name=name,
+                    # The packaged model is a base model: it has no template.
+                    renderer=await renderer_of(server) if config.path else None,
                 )
 
 

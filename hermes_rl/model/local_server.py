@@ -14,7 +14,7 @@ import hashlib
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from typing import Any
 import orjson
 from pydantic import BaseModel, ConfigDict
 
-__all__ = ["MODEL_FILE", "Options", "main", "packaged_model"]
+__all__ = ["MODEL_FILE", "Options", "main", "packaged_model", "parameters", "serve"]
 
 MODEL_FILE = "gemma-3-270m-q4_k_m.gguf"
 COPY_BYTES = 1 << 20
@@ -96,8 +96,15 @@ def _concatenate(parts: list[Path], target: Path) -> str:
     return digest.hexdigest()
 
 
-def _serve(options: Options) -> Any:
+def serve(options: Options) -> Any:
     """Start the server; it answers when this returns, for as long as the result is held."""
+    import xllamacpp
+
+    return xllamacpp.Server(parameters(options))
+
+
+def parameters(options: Options) -> Any:
+    """Return llama.cpp's ``CommonParams`` for ``options``."""
     import xllamacpp
 
     params = xllamacpp.CommonParams()
@@ -116,7 +123,7 @@ def _serve(options: Options) -> Any:
     params.fit_params = False
     params.verbosity = QUIET
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = options.threads
-    return xllamacpp.Server(params)
+    return params
 
 
 def _die_with_parent() -> None:
@@ -128,12 +135,12 @@ def _say(fields: dict[str, str]) -> None:
     os.write(sys.stdout.fileno(), orjson.dumps(fields) + b"\n")
 
 
-def main() -> None:
-    """Serve until standard input closes."""
+def main(start: Callable[[Options], Any] = serve) -> None:
+    """Serve until standard input closes; ``start`` as :func:`serve`."""
     _die_with_parent()
     options = Options.model_validate_json(sys.argv[1])
     try:
-        server = _serve(options)
+        server = start(options)
     except Exception as error:  # The boundary of the process: the parent reports it.
         _say({"error": f"{type(error).__name__}: {error}"})
         sys.exit(1)

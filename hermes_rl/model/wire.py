@@ -20,7 +20,7 @@ import orjson
 from hermes_rl.errors import ModelRejected
 from hermes_rl.types import JSONObject, Message
 
-__all__ = ["ReasoningInHistory", "ReasoningSource", "WireFormat", "WireHistory"]
+__all__ = ["ReasoningInHistory", "ReasoningSource", "WireFormat", "WireHistory", "valid_unicode"]
 
 ReasoningInHistory = Literal["auto", "keep", "drop"]
 ReasoningSource = Literal["reasoning_content", "reasoning", "content"]
@@ -154,18 +154,19 @@ def _encode(wire: JSONObject, index: int) -> bytes:
     except TypeError:
         pass
     try:
-        return orjson.dumps(_valid_unicode(wire))
+        return orjson.dumps(valid_unicode(wire))
     except TypeError as error:
         raise ModelRejected(
             f"Message {index} ({wire.get('role')}) cannot be sent as JSON: {error}"
         ) from None
 
 
-def _valid_unicode(value: Any) -> Any:
+def valid_unicode(value: Any) -> Any:
+    """Return JSON data with U+FFFD in place of lone surrogates."""
     if isinstance(value, str):
         return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     if isinstance(value, dict):
-        return {_valid_unicode(key): _valid_unicode(item) for key, item in value.items()}
+        return {valid_unicode(key): valid_unicode(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_valid_unicode(item) for item in value]
+        return [valid_unicode(item) for item in value]
     return value

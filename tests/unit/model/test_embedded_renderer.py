@@ -36,7 +36,12 @@ ASKED: Message = {
 RESULT: Message = {"role": "tool", "content": '{"output":"a"}', "tool_call_id": "1"}
 
 
+EOS = 0x110001
+
+
 class Codepoints:
+    end_ids = frozenset({EOS})
+
     async def tokenize(self, text: str) -> list[int]:
         return [ord(char) for char in text]
 
@@ -44,7 +49,7 @@ class Codepoints:
         return [BOS]
 
     async def detokenize(self, ids: Sequence[int]) -> str:
-        return "".join(map(chr, ids))
+        return "".join("<eos>" if token_id == EOS else chr(token_id) for token_id in ids)
 
 
 RENDERER = EmbeddedRenderer(Codepoints())
@@ -164,3 +169,8 @@ async def test_the_preamble_shares_no_phrase_of_four_words_with_any_task() -> No
     for task in await _tasks(range(20)):
         assert not _phrases(task.prompt, 4) & shown
         assert task.path.removeprefix("~/") not in SHOWN
+
+
+async def test_the_token_that_ended_a_turn_is_no_text() -> None:
+    assert await RENDERER.read([*map(ord, "Done."), EOS]) == "Done."
+    assert await RENDERER.read([EOS]) == ""
