@@ -333,7 +333,7 @@ class CloudSession:
         sandbox: CloudSandbox | None = None
         try:
             stream = await box.start_outpost(self._start(spec, deadline_s))
-            sandbox = self._sandbox(box, stream, deadline_s)
+            sandbox = self._sandbox(spec, box, stream, deadline_s)
             await self._hear(sandbox)
         except BaseException:
             with anyio.CancelScope(shield=True):
@@ -365,7 +365,9 @@ class CloudSession:
         if hello is not None and hello.uid != 0:
             sandbox.capabilities -= {Capability.USERS}
 
-    def _sandbox(self, box: CloudBox, stream: CloudStream, deadline_s: float) -> CloudSandbox:
+    def _sandbox(
+        self, spec: SandboxSpec, box: CloudBox, stream: CloudStream, deadline_s: float
+    ) -> CloudSandbox:
         sandbox = CloudSandbox(
             box=box,
             backend=self._vendor.name,
@@ -373,6 +375,7 @@ class CloudSession:
             stream=stream,
             capabilities=self._capabilities,
             deadline_s=deadline_s,
+            restart=lambda: box.start_outpost(self._start(spec, deadline_s)),
             transfers=self._transfers,
             threads=self._threads,
         )

@@ -5,6 +5,7 @@ A backend subclasses :class:`OutpostSandbox` and overrides what differs:
 =====================  ====================================================================
 ``_remove()``          end the environment itself (delete the container, the directory)
 ``_explain(loss)``     why did the stream end? (inspect once: oom, expired, removed, unknown)
+``_settle()``          wait while a lost outpost is being started again
 ``pause()``            needs PAUSE; set ``self._channel.is_paused`` while frozen
 ``changes()``          needs CHANGES
 ``_exec_trusted()``    needs ENGINE_ACCESS
@@ -114,6 +115,7 @@ class OutpostSandbox:
         self._closing = False
         self._closed = anyio.Event()
         self._hello: Hello | None = None
+        self._has_run_commands = False
 
     # Life
 
@@ -146,6 +148,7 @@ class OutpostSandbox:
 
     async def start_detached(self, cmd: str | Sequence[str]) -> None:
         """Start a command that nobody waits for; it ends with the sandbox."""
+        self._has_run_commands = True
         request = RunRequest(cmd=cmd, limit_bytes=1024, output="tail")
         execution = Execution(request)
         with self._channel.waiting(execution) as id:
@@ -209,6 +212,9 @@ class OutpostSandbox:
             )
         return self._gone(loss.reason)
 
+    async def _settle(self) -> None:
+        """Wait while a lost outpost is being started again; for backends that do so."""
+
     def _gone(self, why: str, *, cause_removed: bool = False) -> SandboxGone:
         return SandboxGone(
             f"Sandbox {self.id} is gone: {why}.",
@@ -251,6 +257,7 @@ class OutpostSandbox:
         trusted: bool = False,
     ) -> ExecResult:
         """Run a command to its end; see :meth:`hermes_rl.sandbox.Sandbox.exec`."""
+        await self._settle()
         self._check(user=user)
         request = RunRequest(
             cmd=cmd,
@@ -264,6 +271,7 @@ class OutpostSandbox:
             stdin=stdin,
             merge_stderr=merge_stderr,
         )
+        self._has_run_commands = True
         if trusted:
             return await self._exec_trusted(request)
         if session is None:
@@ -302,6 +310,7 @@ class OutpostSandbox:
             merge_stderr=merge_stderr or pty,
             pty=pty,
         )
+        self._has_run_commands = True
         return StreamContext(self._channel, request)
 
     async def kill_all(self) -> None:
@@ -311,6 +320,7 @@ class OutpostSandbox:
 
     async def ping(self, *, timeout_s: float = 5.0) -> float:
         """Return the round trip in seconds."""
+        await self._settle()
         self._check()
         return await self._channel.ping(timeout_s=timeout_s)
 
@@ -356,6 +366,7 @@ class OutpostSandbox:
         """Read a file; see :meth:`hermes_rl.sandbox.Sandbox.read`."""
         if trusted:
             return await self._read_trusted(path, max_bytes=max_bytes, offset=offset)
+        await self._settle()
         fields = {"offset": offset, "limit": max_bytes, **self._as_user(user)}
         chunks = await self._ask_about(Kind.READ, path, fields, limit_bytes=max_bytes)
         if sum(map(len, chunks)) < JOIN_HERE_BYTES:
@@ -374,6 +385,7 @@ class OutpostSandbox:
         self, path: str, data: bytes, *, mode: int | None = None, user: str | None = None
     ) -> None:
         """Write a file atomically; see :meth:`hermes_rl.sandbox.Sandbox.write`."""
+        await self._settle()
         fields = self._as_user(user)
         if mode is not None:
             fields["mode"] = mode
@@ -384,6 +396,7 @@ class OutpostSandbox:
 
     async def list(self, path: str, *, user: str | None = None) -> list[DirEntry]:
         """List a directory; see :meth:`hermes_rl.sandbox.Sandbox.list`."""
+        await self._settle()
         fields = self._as_user(user)
         chunks = await self._ask_about(Kind.LIST, path, fields, limit_bytes=LIST_LIMIT_BYTES)
         entries: list[DirEntry] = []
@@ -394,6 +407,7 @@ class OutpostSandbox:
 
     async def upload(self, local: Path, remote: str, *, user: str | None = None) -> None:
         """Copy a local file or directory; see :meth:`hermes_rl.sandbox.Sandbox.upload`."""
+        await self._settle()
         self._check(user=user)
         async with self._transfers:
             await upload(self._channel, local, remote, threads=self._threads, user=user)
@@ -402,6 +416,7 @@ class OutpostSandbox:
         self, remote: str, local: Path, *, max_bytes: int = 1 << 30, user: str | None = None
     ) -> None:
         """Copy a file or directory out; see :meth:`hermes_rl.sandbox.Sandbox.download`."""
+        await self._settle()
         self._check(user=user)
         async with self._transfers:
             await download(

@@ -105,6 +105,11 @@ class Terminal:
             os.close(theirs_out)
         return cls(process, source, target)
 
+    @property
+    def pid(self) -> int:
+        """Of the shell, or of what it became or what carries it."""
+        return self._process.pid
+
     def watch(self, watcher: Callable[[bytes], Awaitable[None]] | None) -> None:
         """Let output go to ``watcher``, or nowhere."""
         self._watcher = watcher

@@ -64,6 +64,7 @@ class Cloud:
         module: Serves as a process.
         calls: What the server's log calls a creation, an outpost's start and a removal.
         make: The server's method that makes a sandbox.
+        outposts: Process ids of the outposts, oldest first, where sandboxes are processes.
         too_fast: Refuses what comes too fast, for a second.
         refused: The documented refusals.
         secret: Variable with what authenticates us.
@@ -76,6 +77,7 @@ class Cloud:
     module: str
     calls: tuple[str, str, str]
     make: str
+    outposts: Callable[[Any], list[int]]
     too_fast: Any
     refused: Sequence[Refused]
     secret: str
@@ -113,6 +115,9 @@ MODAL = Cloud(
     module="hermes_rl.testing.modal_server",
     calls=("SandboxCreateV2", "TaskExecStart", "SandboxTerminateV2"),
     make="create",
+    outposts=lambda server: [
+        each.process.pid for box in server.lives.alive for each in box.execs.values()
+    ],
     too_fast=refusal(Status.RESOURCE_EXHAUSTED, "slow down", retry_after_s=1.0),
     refused=[
         _modal_refused(Status.UNAUTHENTICATED, "token revoked", ConfigError),
@@ -138,6 +143,9 @@ DAYTONA = Cloud(
     module="hermes_rl.testing.daytona_server",
     calls=("create", "terminal", "delete"),
     make="make",
+    outposts=lambda server: [
+        each.pid for box in server.lives.alive for each in box.terminals.values()
+    ],
     too_fast=Refusal(429, "Too many requests", {"Retry-After": "1"}),
     refused=[
         _daytona_refused(400, "cpu must be positive", CreateError),

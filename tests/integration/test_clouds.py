@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from hermes_rl.config import EnvConfig
 from hermes_rl.engine import RolloutEngine
 from hermes_rl.errors import (
     BackendUnavailable,
+    ChannelLost,
     ConfigError,
     CreateError,
     ImageBuildFailed,
@@ -30,7 +32,7 @@ from hermes_rl.errors import (
 )
 from hermes_rl.model.scripted import ScriptedModel, call, replay
 from hermes_rl.results import RolloutResult
-from hermes_rl.sandbox import Capability
+from hermes_rl.sandbox import Capability, Sandbox
 from hermes_rl.testing.fake_tasks import FakeTask
 from hermes_rl.testing.loopback_cloud import Fault
 
@@ -155,6 +157,55 @@ async def test_an_agent_that_kills_the_supervisor_has_broken_its_own_sandbox(clo
         error = await lost_in(await backend.create(SPEC), "kill -9 $PPID; sleep 60")
         assert isinstance(error, SandboxGone)
         assert (error.cause, error.by_agent) == ("killed", True)
+        assert server.lives.alive == []
+
+
+async def test_an_outpost_lost_before_any_command_is_started_again_once(cloud: Cloud) -> None:
+    async with cloud.serving() as server, cloud.backend() as backend:
+        sandbox = await backend.create(SPEC)
+        await sandbox.write("kept", b"kept")
+        (first,) = cloud.outposts(server)
+        os.kill(first, signal.SIGSTOP)
+        with anyio.fail_after(20):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(_ping_in_vain, sandbox)
+                await anyio.sleep(0.2)
+                os.kill(first, signal.SIGKILL)
+            # The next call waits for the new one.
+            assert await sandbox.read("kept", max_bytes=10) == b"kept"
+            assert (await sandbox.exec("cat kept", timeout_s=20)).text == "kept"
+            assert len(server.log.times(cloud.calls[1])) == 2
+            os.kill(cloud.outposts(server)[-1], signal.SIGKILL)
+            assert isinstance(await lost_in(sandbox), SandboxGone)
+        assert server.lives.alive == []
+
+
+async def _ping_in_vain(sandbox: Sandbox) -> None:
+    """A call under way is never made again."""
+    with pytest.raises(ChannelLost, match="is started again"):
+        await sandbox.ping(timeout_s=15)
+
+
+async def test_an_outpost_that_ran_commands_is_not_started_again(cloud: Cloud) -> None:
+    """What the agent had set and started went with it."""
+    async with cloud.serving() as server, cloud.backend() as backend:
+        sandbox = await backend.create(SPEC)
+        await sandbox.exec("cd /tmp", timeout_s=20)
+        os.kill(cloud.outposts(server)[0], signal.SIGKILL)
+        assert isinstance(await lost_in(sandbox), SandboxGone)
+        assert len(server.log.times(cloud.calls[1])) == 1
+        assert server.lives.alive == []
+
+
+async def test_an_outpost_that_cannot_be_started_again_was_the_end(cloud: Cloud) -> None:
+    async with cloud.serving() as server, cloud.backend() as backend:
+        sandbox = await backend.create(SPEC)
+        unavailable = next(r for r in cloud.refused if r.error is BackendUnavailable)
+        server.faults.add(cloud.calls[1], Fault(refusal=unavailable.answer), times=30)
+        os.kill(cloud.outposts(server)[0], signal.SIGKILL)
+        with anyio.fail_after(30):
+            while not isinstance(await lost_in(sandbox), SandboxGone):
+                await anyio.sleep(0.05)
         assert server.lives.alive == []
 
 
