@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 
-from hermes_rl.calls import CallRunner, count
+from hermes_rl.calls import MAX_CALLS_PER_TURN, CallRunner, count
 from hermes_rl.conversation import AgentLimits, Clock, Compact, Conversation
 from hermes_rl.errors import (
     ConfigError,
@@ -62,6 +62,7 @@ class HermesAgentLoop:
         max_token_length: Budget of the sequence, in tokens.
         max_cost_usd: Cost limit of the run.
         max_invalid_calls: Turns in a row with malformed calls only.
+        max_calls_per_turn: Calls of one turn that are run; the others are answered with an error.
         parallel_tool_calls: Run neighbouring calls of read-only tools together.
         compact: Called before each model call; a changed history is counted, and forks the
             sequence of a token-exact session. The result keeps the whole conversation.
@@ -94,13 +95,16 @@ class HermesAgentLoop:
         max_token_length: int | None = None,
         max_cost_usd: float | None = None,
         max_invalid_calls: int = 3,
+        max_calls_per_turn: int = MAX_CALLS_PER_TURN,
         parallel_tool_calls: bool = False,
         compact: Compact | None = None,
         seed: int | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
-        if max_turns < 1 or max_invalid_calls < 1:
-            raise ConfigError("max_turns and max_invalid_calls must be at least 1.")
+        if min(max_turns, max_invalid_calls, max_calls_per_turn) < 1:
+            raise ConfigError(
+                "max_turns, max_invalid_calls and max_calls_per_turn must be at least 1."
+            )
         self._session, self._model = _session_or_model(server)
         self._schemas = tuple(tool_schemas)
         self._sampling = Sampling(
@@ -120,7 +124,13 @@ class HermesAgentLoop:
             tools = _legacy_tools(valid_tool_names, task_id)
         self._deadline_s = deadline_s
         self._allowance_s = waiting_allowance_s
-        self._calls = CallRunner(tools, valid_tool_names, parallel=parallel_tool_calls, clock=clock)
+        self._calls = CallRunner(
+            tools,
+            valid_tool_names,
+            parallel=parallel_tool_calls,
+            max_calls=max_calls_per_turn,
+            clock=clock,
+        )
         self._compact = compact
         self._clock = clock
         self.result: AgentResult | None = None

@@ -17,13 +17,15 @@ from hermes_rl.errors import HermesRLError, ToolFault
 from hermes_rl.tools.protocol import Dispatcher
 from hermes_rl.types import AgentResult, Message, Timings, ToolCall, ToolError, ToolResult
 
-__all__ = ["CallRunner", "count", "record_error"]
+__all__ = ["MAX_CALLS_PER_TURN", "CallRunner", "count", "record_error"]
 
 _KEPT_CHARACTERS = 1000
 """Of arguments and results in a :class:`ToolError`: enough to see what went wrong."""
 _CUT_OFF = "The call was cut off: the rollout ended while it ran."
 _NOT_RUN = "The call was not run: the rollout ended before it."
 """Such a call is no failure of its tool and is not kept among the tool errors."""
+MAX_CALLS_PER_TURN = 32
+"""Far more than any sensible turn holds; a model that repeats itself writes hundreds."""
 
 
 def count(result: AgentResult, name: str, amount: int = 1) -> None:
@@ -75,6 +77,7 @@ class CallRunner:
         tools: The rollout's dispatcher.
         valid_tool_names: Names the model may use; any other is answered with an error.
         parallel: Neighbouring calls of read-only tools run together.
+        max_calls: Calls of one turn that are run; the others are answered with an error.
         clock: Seconds, monotonic.
     """
 
@@ -85,10 +88,12 @@ class CallRunner:
         *,
         parallel: bool,
         clock: Callable[[], float],
+        max_calls: int = MAX_CALLS_PER_TURN,
     ) -> None:
         self._tools = tools
         self._valid = frozenset(valid_tool_names)
         self._parallel = parallel
+        self._max_calls = max_calls
         self._clock = clock
 
     async def run(self, calls: Sequence[ToolCall], result: AgentResult) -> int:
@@ -110,8 +115,9 @@ class CallRunner:
         if self._tools is not None:
             self._tools.begin_turn()
         try:
-            for batch in self._batches(calls):
+            for batch in self._batches(calls[: self._max_calls]):
                 await self._run_batch(batch, calls, answers, running)
+            self._refuse_surplus(answers, result)
         except HermesRLError as error:
             note = str(error)
             raise
@@ -122,6 +128,17 @@ class CallRunner:
                 why = note if index in running else _NOT_RUN
                 result.messages.append(self._record(call, answer, why, result))
         return result.counters.get("invalid_arguments", 0) - malformed
+
+    def _refuse_surplus(self, answers: list[ToolResult | None], result: AgentResult) -> None:
+        surplus = len(answers) - self._max_calls
+        if surplus <= 0:
+            return
+        refusal = failed(
+            f"Not run: one message may hold at most {self._max_calls} tool calls. Read the results "
+            "of the first ones, then call again."
+        )
+        answers[self._max_calls :] = [refusal] * surplus
+        count(result, "surplus_calls", surplus)
 
     def refuse(self, calls: Sequence[ToolCall], result: AgentResult) -> None:
         """Answer ``calls`` without running them."""
@@ -195,6 +212,7 @@ class CallRunner:
     def _record(
         self, call: ToolCall, answer: ToolResult | None, note: str, result: AgentResult
     ) -> Message:
+        is_failure = answer is not None or note is not _NOT_RUN
         if answer is None:
             answer = failed(note)
             count(result, "interrupted_calls")
@@ -203,6 +221,6 @@ class CallRunner:
                 count(result, "unknown_tools")
             elif not _is_json_object(call.arguments):
                 count(result, "invalid_arguments")
-        if answer.error is not None and note is not _NOT_RUN:
+        if answer.error is not None and is_failure:
             record_error(result, call, answer)
         return tool_message(call, answer)

@@ -186,6 +186,8 @@ class AgentFields(ConfigModel):
     """Run read-only calls of one turn together."""
     max_invalid_calls: Annotated[int, AFFECTS_SCORE] = Field(default=3, ge=1)
     """Turns in a row with only malformed calls before the rollout ends."""
+    max_calls_per_turn: Annotated[int, AFFECTS_SCORE] = Field(default=32, ge=1)
+    """Tool calls of one turn that are run; the model is told that the others were not."""
     max_cost_usd: Annotated[float | None, AFFECTS_SCORE] = Field(default=None, gt=0)
     """Cost limit of one rollout."""
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import contextvars
 import inspect
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import anyio
-import anyio.from_thread
-import anyio.to_thread
 
 from hermes_rl.context_call import DEFAULT_TIMEOUT_S, ContextCall
 from hermes_rl.errors import RewardError
@@ -30,13 +34,13 @@ class SyncToolContext:
     Usable in the thread that :func:`run_sync_reward` runs the reward in.
     """
 
-    def __init__(self, context: ToolContext) -> None:
+    def __init__(self, context: ToolContext, desk: _Desk) -> None:
         self.sandbox = context.sandbox
         self.tools = context.tools
         self.limit_s = context.limit_s
         self.artifacts = context.artifacts
         self._context = context
-        self._closed = False
+        self._desk = desk
 
     def terminal(
         self, command: str, timeout: float = DEFAULT_TIMEOUT_S, *, session: str | None = None
@@ -96,19 +100,8 @@ class SyncToolContext:
         """See :meth:`ToolContext.cleanup`."""
         self._wait(self._context.cleanup())
 
-    def close(self) -> None:
-        """Refuse every further call: the rollout has gone on without this reward code."""
-        self._closed = True
-
     def _wait(self, call: ContextCall[T]) -> T:
-        if self._closed:
-            self._context._forget(call)
-            raise RewardError(f"{call.what} came too late: the deadline of the reward has passed.")
-
-        async def awaited() -> T:
-            return await call
-
-        return anyio.from_thread.run(awaited)
+        return self._desk.wait(call, self._context)
 
 
 async def run_sync_reward(
@@ -123,44 +116,126 @@ async def run_sync_reward(
     thread, while the calls of its context block.
 
     Cancelling returns at once. The thread cannot be stopped: its next call of the context raises,
-    and its place in ``limiter`` stays taken until it has really ended.
+    and its place in ``limiter`` stays taken until it has really ended. The program's exit does not
+    wait for it.
 
     Args:
         reward: Called with the blocking context.
         context: The rollout's context.
         limiter: Bounds how many threads run reward code.
     """
-    blocking = SyncToolContext(context)
-    place = _Place(limiter)
+    desk = _Desk()
+    place = object()
+    blocking = SyncToolContext(context, desk)
 
-    def work() -> Any:
-        place.taken = True
+    def work() -> None:
         try:
             value = reward(blocking)
-            return asyncio.run(value) if inspect.iscoroutine(value) else value
-        finally:
-            anyio.from_thread.run_sync(place.give_back)
+            outcome = _Outcome(asyncio.run(value) if inspect.iscoroutine(value) else value)
+        except BaseException as error:
+            outcome = _Outcome(error=error)
+        desk.end(outcome, partial(limiter.release_on_behalf_of, place))
 
     await limiter.acquire_on_behalf_of(place)
+    variables = contextvars.copy_context()
+    # No thread of anyio's pool: the interpreter waits for those before it exits, and reward code
+    # that never ends would keep it for ever.
+    thread = threading.Thread(target=variables.run, args=(work,), name="sync reward", daemon=True)
     try:
-        return await anyio.to_thread.run_sync(
-            work, abandon_on_cancel=True, limiter=anyio.CapacityLimiter(1)
-        )
-    finally:
-        blocking.close()
-        if not place.taken:
-            place.give_back()
+        thread.start()
+    except RuntimeError:  # The system has no thread left.
+        limiter.release_on_behalf_of(place)
+        raise
+    return await desk.serve()
 
 
-class _Place:
-    """A place in a limiter, given back once: by the thread, or by us if it never started."""
+@dataclass(slots=True, frozen=True)
+class _Outcome:
+    """What reward code returned or raised."""
 
-    def __init__(self, limiter: anyio.CapacityLimiter) -> None:
-        self.taken = False
-        self._limiter = limiter
-        self._is_back = False
+    value: Any = None
+    error: BaseException | None = None
 
-    def give_back(self) -> None:
-        if not self._is_back:
-            self._is_back = True
-            self._limiter.release_on_behalf_of(self)
+
+@dataclass(slots=True, frozen=True)
+class _Errand:
+    """A call that the thread waits for."""
+
+    call: ContextCall[Any]
+    done: Future[Any]
+
+
+class _Desk:
+    """Where the thread of a reward hands over its calls, to be awaited by the rollout's own task.
+
+    The thread never waits for the event loop without being told when nobody is there any more.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        # The thread waits for each of its calls, so one place for a call and one for the end.
+        self._post, self._mail = anyio.create_memory_object_stream[_Errand | _Outcome](2)
+        self._closed = False
+        self._waiting: _Errand | None = None
+
+    def wait(self, call: ContextCall[T], context: ToolContext) -> T:
+        """Have ``call`` awaited and return its result; in the thread."""
+        errand = _Errand(call, Future())
+        try:
+            self._loop.call_soon_threadsafe(self._hand_in, errand)
+            return cast(T, errand.done.result())
+        except (CancelledError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and not self._loop.is_closed():
+                raise
+            context._forget(call)
+            raise RewardError(
+                f"{call.what} came too late: the deadline of the reward has passed."
+            ) from None
+
+    def end(self, outcome: _Outcome, give_back: Callable[[], None]) -> None:
+        """Hand in the outcome and give back the place; the thread's last act."""
+
+        def hand_in() -> None:
+            give_back()
+            if not self._closed:
+                self._post.send_nowait(outcome)
+
+        # A loop that has ended counts no places.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(hand_in)
+
+    async def serve(self) -> Any:
+        """Await the thread's calls until it ends; return or raise what its code did."""
+        try:
+            while True:
+                mail = await self._mail.receive()
+                if isinstance(mail, _Outcome):
+                    break
+                await _run(mail)
+        finally:
+            self._close()
+        if mail.error is not None:
+            raise mail.error
+        return mail.value
+
+    def _hand_in(self, errand: _Errand) -> None:
+        if self._closed:
+            errand.done.cancel()
+        else:
+            self._waiting = errand
+            self._post.send_nowait(errand)
+
+    def _close(self) -> None:
+        self._closed = True
+        self._post.close()
+        self._mail.close()
+        if self._waiting is not None:
+            self._waiting.done.cancel()
+
+
+async def _run(errand: _Errand) -> None:
+    """Await one call; its errors are the thread's."""
+    try:
+        errand.done.set_result(await errand.call)
+    except Exception as error:
+        errand.done.set_exception(error)

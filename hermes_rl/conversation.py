@@ -22,15 +22,18 @@ What had been said and done is kept. Waiting for permits and retries is no work:
 all. A run that was cut off after waiting for longer than that ends with MODEL_ERROR, not with
 WALL_CLOCK: it says nothing about the agent. A limit of None is no limit.
 
+Of one turn at most ``max_calls_per_turn`` calls are run; each of the others is answered with an
+error that says so.
+
 Malformed calls: one with a name is answered like a tool call (synthetic id, the reason as its
 result); those without a name are answered by one user message.
 
-Counters in ``AgentResult.counters``: ``tool_calls``, ``unknown_tools``, ``invalid_arguments``
-(no JSON object), ``invalid_<code>`` by :attr:`~hermes_rl.types.InvalidCall.code`,
-``marker_without_call`` (turns in whose text a parser saw the mark of a call but no call, valid or
-not: the wrong parser, perhaps), ``interrupted_calls``, ``truncated_turns`` (cut by length),
-``compactions``, and ``forks`` (model calls that did not extend the sequence before, where the
-session counts them).
+Counters in ``AgentResult.counters``: ``tool_calls``, ``surplus_calls`` (beyond
+``max_calls_per_turn``), ``unknown_tools``, ``invalid_arguments`` (no JSON object),
+``invalid_<code>`` by :attr:`~hermes_rl.types.InvalidCall.code`, ``marker_without_call`` (turns in
+whose text a parser saw the mark of a call but no call, valid or not: the wrong parser, perhaps),
+``interrupted_calls``, ``truncated_turns`` (cut by length), ``compactions``, and ``forks`` (model
+calls that did not extend the sequence before, where the session counts them).
 """
 
 from __future__ import annotations

@@ -291,6 +291,7 @@ class Trial:
             max_token_length=self._site.token_budget(model),
             max_cost_usd=config.max_cost_usd,
             max_invalid_calls=config.max_invalid_calls,
+            max_calls_per_turn=config.max_calls_per_turn,
             parallel_tool_calls=config.parallel_tool_calls,
             compact=plan.description.compact,
             seed=self._seed,

@@ -232,12 +232,12 @@ def _token_type(token: str) -> int:
 def _bias(token: str) -> float:
     """Make turns end after a dozen tokens, most of them with a call; odd bytes are rare."""
     if token == END:
-        return 2.0
+        return 2.8
     if token in CONTROL:
         return -12.0
     if token in CALLS:
-        return 4.5
-    return -1.5 if len(token) == 1 and not token.isascii() else 0.0
+        return 5.2 if token == CALLS[1] else 4.5
+    return -0.5 if len(token) == 1 and not token.isascii() else 0.0
 
 
 def _normed(state: np.ndarray) -> np.ndarray:

@@ -191,10 +191,10 @@ class LlamaCppServer:
                 f"The chat template of {self.name} has no form for these messages: {error}",
                 status=error.status,
             ) from None
-        prompt = reply.get("prompt")
-        if not isinstance(prompt, str):
+        rendered = reply.get("prompt")
+        if not isinstance(rendered, str):
             raise ModelProtocolError(f"{self.name} rendered no prompt.")
-        return prompt
+        return rendered
 
     async def tokenize(self, text: str, *, control: bool = False) -> list[int]:
         """Return the ids of ``text``.

@@ -18,7 +18,7 @@ import math
 from hermes_rl.errors import FileError
 from hermes_rl.sandbox import Capability, ExecResult
 from hermes_rl.tools.exit_codes import exit_code_meaning
-from hermes_rl.tools.host_guard import refuse_command
+from hermes_rl.tools.host_guard import guard_command
 from hermes_rl.tools.output import MAX_UTF8_BYTES, shown_output
 from hermes_rl.tools.processes import BackgroundProcess
 from hermes_rl.tools.scope import ToolScope
@@ -87,7 +87,7 @@ async def run_terminal(scope: ToolScope, arguments: JSONObject) -> JSONObject:
     command: str = arguments["command"]
     if not command.strip():
         return _refused("The command is empty.")
-    refusal = refuse_command(command) if scope.guard_host else None
+    refusal = await guard_command(command) if scope.guard_host else None
     if refusal:
         return {**_refused(refusal), "status": "blocked"}
     if arguments["background"]:

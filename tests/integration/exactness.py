@@ -148,7 +148,7 @@ async def play(
         enabled_toolsets=["terminal", "file"],
         agent_temperature=temperature,
         max_agent_turns=TURNS,
-        max_tokens_per_turn=24,
+        max_tokens_per_turn=20,
         rollout_retries=0,
     )
     async with recorded(url) as (address, played.exchanges):

@@ -599,3 +599,23 @@ async def test_tools_without_a_dispatcher_need_the_legacy_extra() -> None:
 async def test_limits_below_one_are_refused() -> None:
     with pytest.raises(ConfigError, match="max_turns"):
         HermesAgentLoop(ScriptedModel(replay([])), [], [], max_turns=0)
+
+
+async def test_calls_beyond_the_limit_of_a_turn_are_refused_seen_and_counted() -> None:
+    tools = echo_tools()
+    many = calls_of(*[("echo", f'{{"n":{number}}}') for number in range(40)])
+    for limit, options in ((32, {}), (3, {"max_calls_per_turn": 3})):
+        result = await run(loop_over([many, say("done")], tools, **options))
+        answers = [m["content"] for m in result.messages if m["role"] == "tool"]
+        assert answers[:limit] == [f'{{"n":{number}}}' for number in range(limit)]
+        assert len(answers) == 40
+        assert all(f"at most {limit} tool calls" in answer for answer in answers[limit:])
+        assert result.counters == {"tool_calls": 40, "surplus_calls": 40 - limit}
+        assert len(result.tool_errors) == 40 - limit
+        assert result.stop_reason is StopReason.FINISHED
+        assert_every_call_is_answered(result.messages)
+
+
+async def test_a_limit_of_calls_below_one_is_refused() -> None:
+    with pytest.raises(ConfigError, match="max_calls_per_turn"):
+        loop_over([], max_calls_per_turn=0)

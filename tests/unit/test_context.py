@@ -1,6 +1,8 @@
 import asyncio
 import inspect
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -335,3 +337,38 @@ async def test_a_cancelled_reward_that_waits_for_a_command_ends_it(
         async with limiter:
             found = await sandbox.exec("pgrep -fx 'sleep 4326'", timeout_s=5, session=None)
     assert found.exit_code == 1
+
+
+ABANDONED = """
+import sys, time, anyio
+from hermes_rl.context import ToolContext, run_sync_reward
+from hermes_rl.sandbox import BackendSettings, SandboxSpec, open_backend
+from hermes_rl.tools.dispatcher import ToolDispatcher
+
+def reward(ctx):
+    time.sleep(float(sys.argv[1]))
+    ctx.terminal("true")
+    time.sleep(600)
+
+async def main():
+    async with open_backend("local", BackendSettings(run_id="abandoned")) as backend:
+        sandbox = await backend.create(SandboxSpec())
+        tools = ToolDispatcher(sandbox, ["terminal"])
+        with anyio.move_on_after(0.3):
+            await run_sync_reward(
+                reward, ToolContext(sandbox, tools), limiter=anyio.CapacityLimiter(1)
+            )
+        await tools.aclose()
+        await sandbox.close()
+
+anyio.run(main)
+print("loop ended", flush=True)
+"""
+
+
+@pytest.mark.parametrize("calls_after_s", [0.0, 0.35, 600.0])
+def test_exit_does_not_wait_for_the_thread_of_an_abandoned_reward(calls_after_s: float) -> None:
+    """Whether it sleeps, or calls its context while or after the loop stops."""
+    command = [sys.executable, "-W", "ignore", "-c", ABANDONED, str(calls_after_s)]
+    ended = subprocess.run(command, capture_output=True, timeout=30, check=False, text=True)
+    assert (ended.stdout, ended.returncode) == ("loop ended\n", 0), ended.stderr

@@ -1,5 +1,9 @@
+import argparse
+import inspect
+import subprocess
 import sys
 import warnings
+from types import ModuleType
 
 import pytest
 
@@ -64,8 +68,10 @@ async def test_what_is_not_checked_says_why(path: str, text: str, expected: str)
 
 
 async def test_hostile_sources_are_errors_and_nothing_worse() -> None:
-    for text in ("-" * 30_000 + "1", "(" * 30_000, "a" + "[0]" * 10_000, "x=" * 15_000 + "1"):
+    for unit in ("-", "(", "[0]", "x="):
+        text = f"a{unit * (10_000 // len(unit))}1"
         assert (await check_syntax("a.py", text))["status"] in ("ok", "error")
+        assert (await check_syntax("a.py", text * 3))["status"] in ("ok", "error", "skipped")
     nested = "[" * 20_000
     assert (await check_syntax("a.json", nested))["status"] == "error"
     assert (await check_syntax("a.toml", "a = " + nested))["status"] == "error"
@@ -79,10 +85,32 @@ async def test_warnings_of_the_checked_code_go_nowhere() -> None:
 
 
 async def test_checks_of_ordinary_files_do_not_hold_the_loop() -> None:
-    python = "def f(a, b):\n    return [a + 1, b.c(d=2)]\n" * 600
+    python = "def f(a, b):\n    return [a + 1, b.c(d=2)]\n" * 150
     yaml = "key:\n  - name: value\n" * 20_000
     toml = "\n".join(f"k{n} = {n}" for n in range(20_000))
     with loop_monitor(0.05):
         for path, text in (("a.py", python), ("a.yaml", yaml), ("a.toml", toml)):
             assert (await check_syntax(path, text))["status"] == "ok", path
     assert sys.version_info >= (3, 11)
+
+
+DENSE = {
+    "functions": "def f():0\n" * 2_000,
+    "lambdas": "f=lambda a:a\n" * 2_000,
+    "loops": "[a for a in b]\n" * 2_000,
+    "names": "a;" * 15_000,
+    "fields": "f'{a}{b}'\n" * 3_000,
+}
+
+
+@pytest.mark.parametrize("text", DENSE.values(), ids=DENSE)
+async def test_python_too_dense_to_check_at_once_is_not_checked(text: str) -> None:
+    lint = await check_syntax("a.py", text)
+    assert lint == {"status": "skipped", "message": "Not checked: too much Python in one file"}
+
+
+@pytest.mark.parametrize("module", [argparse, inspect, subprocess])
+async def test_ordinary_python_of_any_allowed_length_is_checked(module: ModuleType) -> None:
+    text = inspect.getsource(module)[:32_000]
+    assert len(text) == 32_000
+    assert (await check_syntax("a.py", text))["status"] != "skipped"
