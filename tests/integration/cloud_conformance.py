@@ -13,7 +13,8 @@ from typing import Any, ClassVar
 import pytest
 import pytest_asyncio
 
-from hermes_rl.sandbox import Backend, Capability
+from hermes_rl.errors import SandboxGone
+from hermes_rl.sandbox import Backend, Capability, Sandbox
 from hermes_rl.testing.hosting import hosted
 from hermes_rl.testing.sandbox_conformance import ConformanceBase
 
@@ -46,6 +47,12 @@ class OnCloud(ConformanceBase):
     @classmethod
     def unopened_backend(cls, server: Any) -> Backend:
         return cls.cloud.backend(f"{cls.cloud.name}-conformance")
+
+    async def test_kill_minus_nine_minus_one(self, fresh: Sandbox) -> None:
+        """The supervisor is no PID 1 there: whoever kills everything ends his own sandbox."""
+        with pytest.raises(SandboxGone) as caught:
+            await fresh.exec("kill -9 -1; sleep 60", timeout_s=60)
+        assert (caught.value.cause, caught.value.by_agent) == ("killed", True)
 
 
 class OnModal(OnCloud):

@@ -10,6 +10,7 @@ import pytest
 from hermes_rl.testing.sandbox_conformance import (
     CommandConformance,
     FileConformance,
+    KillConformance,
     SessionConformance,
 )
 from tests.integration.cloud_conformance import OnDaytona, OnModal
@@ -64,7 +65,7 @@ async def test_a_killed_engine_with_a_lease_of_a_minute(cloud: Cloud) -> None:
         assert lived_s <= 60 + 1
 
 
-class OwnConformance(CommandConformance, FileConformance, SessionConformance):
+class OwnConformance(CommandConformance, KillConformance, FileConformance, SessionConformance):
     """The part of the conformance suite that the tests of every day leave out."""
 
 
