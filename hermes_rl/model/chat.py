@@ -15,7 +15,7 @@ from hermes_rl.config import ServerConfig
 from hermes_rl.model.budget import Allowance, TokenBudget
 from hermes_rl.model.failures import ContentFiltered, PromptTooLong
 from hermes_rl.model.protocol import Sampling
-from hermes_rl.model.reply import CallIds, Spoken, first_choice, read_message, read_usage
+from hermes_rl.model.reply import CallIds, Spoken, first_choice, read_completion, read_usage
 from hermes_rl.model.retry import Spent
 from hermes_rl.model.wire import ReasoningInHistory, WireFormat, WireHistory
 from hermes_rl.types import (
@@ -117,11 +117,11 @@ class ChatSession:
             return _stopped(StopReason.CONTEXT_LENGTH, spent)
         except ContentFiltered:
             return _stopped(StopReason.CONTENT_FILTER, spent)
-        return self._read(data, allowance, spent)
+        return await self._read(data, allowance, spent)
 
-    def _read(self, data: JSONObject, allowance: Allowance, spent: Spent) -> Completion:
+    async def _read(self, data: JSONObject, allowance: Allowance, spent: Spent) -> Completion:
         choice = first_choice(data, "the server")
-        spoken = read_message(choice, self._ids, parser=self._parser, tools=self._tools)
+        spoken = await read_completion(choice, self._ids, parser=self._parser, tools=self._tools)
         usage = replace(read_usage(data, self._prices), requests=spent.requests)
         self._budget.record(usage)
         message = spoken.to_message()

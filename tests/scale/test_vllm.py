@@ -118,7 +118,7 @@ def nodes(agents: Sequence[AgentResult]) -> list[Told]:
 def differences(llama: TinyLlama, told: Told) -> np.ndarray:
     """Return |recorded - recomputed| of every id that is said to be sampled."""
     tokens, masks, logprobs = told
-    rows = llama.logprobs(tokens, cache=np.float32)
+    rows = llama.logprobs(tokens)
     where = [position for position, mask in enumerate(masks) if mask != -100]
     right = np.array([rows[position - 1, tokens[position]] for position in where])
     return np.abs(right - np.array([logprobs[position] for position in where]))

@@ -1,5 +1,6 @@
 """Reading completions as servers really send them."""
 
+import threading
 from typing import Any
 
 import pytest
@@ -7,13 +8,16 @@ import pytest
 from hermes_rl.config import ServerConfig
 from hermes_rl.errors import ModelProtocolError
 from hermes_rl.model.reply import (
+    LONG_TEXT_CHARS,
     CallIds,
     Spoken,
     first_choice,
+    read_completion,
     read_message,
     read_usage,
     split_think,
 )
+from hermes_rl.parsers import get_parser
 from hermes_rl.types import JSONObject, Usage
 
 
@@ -224,3 +228,48 @@ def test_odd_usage_counts_as_little_as_it_says(usage: Any, counted: Usage) -> No
 def test_a_reported_cost_of_nothing_is_not_replaced_by_the_configured_price() -> None:
     config = ServerConfig(prompt_cost_usd_per_mtok=5.0)
     assert read_usage({"usage": {"prompt_tokens": 9, "cost": 0}}, config).cost_usd == 0
+
+
+CALL = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+
+
+def parsed(text: str, **fields: Any) -> Spoken:
+    choice = {"message": {"content": text}, "finish_reason": "stop"}
+    return read_message(choice, CallIds(), parser=get_parser("hermes"), **fields)
+
+
+def test_text_behind_calls_is_not_put_in_front_of_them() -> None:
+    spoken = parsed(f"Before.\n{CALL}\nBehind.")
+    assert spoken.content == "Before."
+    assert spoken.raw_text == f"Before.\n{CALL}\nBehind."
+
+
+def test_made_ids_depend_on_the_rollout_and_turn_and_on_nothing_else() -> None:
+    seeds = ("1:1", "1:1", "1:2", "2:1")
+    ids = [parsed(CALL, id_seed=seed).tool_calls[0].id for seed in seeds]
+    assert ids[0] == ids[1]
+    assert len(set(ids)) == 3
+
+
+def test_a_block_that_the_prompt_opened_is_reasoning() -> None:
+    assert parsed("still thinking", reasoning_open=True).reasoning == "still thinking"
+    assert parsed("an answer", reasoning_open=False).content == "an answer"
+
+
+async def test_long_texts_are_parsed_off_the_loop_to_the_same_result() -> None:
+    threads: set[int] = set()
+
+    class Noting:
+        name = "noting"
+
+        def parse(self, *arguments: Any, **options: Any) -> Any:
+            threads.add(threading.get_ident())
+            return get_parser("hermes").parse(*arguments, **options)
+
+    for length, in_thread in ((10, False), (LONG_TEXT_CHARS, True)):
+        threads.clear()
+        choice = {"message": {"content": "x" * length + CALL}, "finish_reason": "stop"}
+        spoken = await read_completion(choice, CallIds(), parser=Noting())
+        assert [call.name for call in spoken.tool_calls] == ["f"]
+        assert spoken.content == "x" * length
+        assert (threads != {threading.get_ident()}) is in_thread
