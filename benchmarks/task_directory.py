@@ -10,12 +10,14 @@
       solution/solve.sh    optional: what --oracle runs, from /solution
 
 A directory that holds a ``task.toml`` is one task, any other the set of its sub-directories that
-do. Loading checks every task and reports all faults at once, before anything is spent.
+do. Loading checks every task and reports all faults at once, before anything is spent; a run that
+leaves out the malformed ones goes on without them.
 """
 
 from __future__ import annotations
 
 import os
+import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -28,7 +30,7 @@ from hermes_rl.benchmarks.verification import REPORT_OPTION, CollectHook, Verifi
 from hermes_rl.benchmarks.verifier_run import Harness
 from hermes_rl.errors import TaskError
 from hermes_rl.sandbox import Capability, HealthCheck, SandboxSpec
-from hermes_rl.tasks import Solution
+from hermes_rl.tasks import MalformedTask, MalformedTasks, Solution
 
 __all__ = ["TaskDirectory", "holds_tasks", "load_task", "load_tasks"]
 
@@ -57,7 +59,8 @@ class TaskDirectory:
         """Load all tasks, sorted by name.
 
         Raises:
-            TaskError: There is none, or some are malformed: all faults, with file and field.
+            MalformedTasks: Some are malformed: all faults, with file and field.
+            TaskError: There is none.
         """
         return await to_thread.run_sync(
             lambda: load_tasks(self.path, force_build=self._force_build),
@@ -69,20 +72,31 @@ def load_tasks(path: Path, *, force_build: bool = False) -> list[TerminalTask]:
     """Read the tasks of a directory; see :class:`TaskDirectory`. Blocks.
 
     Raises:
-        TaskError: There is none, or some are malformed: all faults, with file and field.
+        MalformedTasks: Some are malformed: all faults, with file and field.
+        TaskError: There is none.
     """
     folders = list(_task_folders(path))
     if not folders:
         raise TaskError(f"{path} holds no task: no task.toml in it or in its sub-directories.")
-    tasks, faults = [], []
+    tasks, malformed = [], []
     for folder in folders:
         try:
             tasks.append(load_task(folder, force_build=force_build))
         except TaskError as error:
-            faults.append(str(error))
-    if faults:
-        raise TaskError("\n".join(faults))
+            malformed.append(_malformed(folder, str(error)))
+    if malformed:
+        raise MalformedTasks.among(tasks, malformed)
     return tasks
+
+
+def _malformed(folder: Path, fault: str) -> MalformedTask:
+    """Keep of a malformed task what tells whether it is wanted."""
+    try:
+        metadata = tomllib.loads((folder / "task.toml").read_text(encoding="utf-8"))["metadata"]
+    except (OSError, ValueError, KeyError):
+        metadata = {}
+    facts = metadata if isinstance(metadata, dict) else {}
+    return MalformedTask(id=folder.resolve().name, fault=fault, metadata=facts)
 
 
 def holds_tasks(path: Path) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import logging
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,9 +12,18 @@ from typing import Any
 
 from hermes_rl.config import EnvConfig
 from hermes_rl.errors import ConfigError, HermesRLError, TaskError
-from hermes_rl.tasks import Task, TaskDescription, TaskSet, describe
+from hermes_rl.tasks import (
+    MalformedTask,
+    MalformedTasks,
+    Task,
+    TaskDescription,
+    TaskSet,
+    describe,
+)
 
-__all__ = ["TaskSelection", "failure_text", "load_selection", "select"]
+__all__ = ["TaskSelection", "failure_text", "load_selection", "load_wanted", "select"]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -44,8 +54,9 @@ async def load_selection(task_set: TaskSet, config: EnvConfig) -> TaskSelection:
         TaskError: Loading failed, a task is malformed, or two have the same id.
         ConfigError: An entry of ``task_filter`` fits no task.
     """
-    loaded = await _load(task_set)
-    chosen = select(loaded, task_filter=config.task_filter, skip_tasks=config.skip_tasks)
+    chosen = await load_wanted(
+        task_set, task_filter=config.task_filter, skip_tasks=config.skip_tasks
+    )
     tasks = {task.id: task for task in chosen}
     if len(tasks) != len(chosen):
         twice = sorted(name for name in tasks if sum(t.id == name for t in chosen) > 1)
@@ -56,9 +67,36 @@ async def load_selection(task_set: TaskSet, config: EnvConfig) -> TaskSelection:
     )
 
 
+async def load_wanted(
+    task_set: TaskSet,
+    *,
+    task_filter: Sequence[str] | None = None,
+    skip_tasks: Sequence[str] | None = None,
+) -> list[Task]:
+    """Load a task set and return what :func:`select` chooses. Only that may be malformed.
+
+    Raises:
+        TaskError: Loading failed, or chosen tasks are malformed: all their faults.
+        ConfigError: An entry of ``task_filter`` fits no task.
+    """
+    loaded = await _load(task_set)
+    chosen = select(loaded, task_filter=task_filter, skip_tasks=skip_tasks)
+    malformed = [task for task in chosen if isinstance(task, MalformedTask)]
+    if malformed:
+        raise MalformedTasks.among(
+            [task for task in chosen if not isinstance(task, MalformedTask)], malformed
+        )
+    left_out = [task.id for task in loaded if isinstance(task, MalformedTask)]
+    if left_out:
+        _log.warning("Malformed, and left out as asked: %s.", ", ".join(left_out))
+    return chosen
+
+
 async def _load(task_set: TaskSet) -> list[Task]:
     try:
         return list(await task_set.load())
+    except MalformedTasks as error:
+        return [*error.tasks, *error.malformed]
     except HermesRLError:
         raise
     except Exception as error:  # the author's code, which may raise anything

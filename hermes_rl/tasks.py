@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Deadlines",
+    "MalformedTask",
+    "MalformedTasks",
     "Solution",
     "Task",
     "TaskDescription",
@@ -201,3 +203,47 @@ def normalise_reward(value: float | Reward, task_id: str) -> Reward:
     if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
         raise TaskError(f"Task {task_id!r} returned {value!r} as its reward; give a finite number.")
     return reward or Reward(float(number))
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class MalformedTask:
+    """Stands for a task that cannot be loaded, until it is known whether it is wanted.
+
+    Attributes:
+        id: Its id.
+        fault: What is wrong with it, with file and field.
+        metadata: As far as it can be read.
+    """
+
+    id: str
+    fault: str
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    prompt: str = "(malformed)"
+
+    async def reward(self, result: AgentResult, ctx: ToolContext) -> float:
+        """Raise: it cannot be played."""
+        raise TaskError(self.fault)
+
+
+class MalformedTasks(TaskError):
+    """Some tasks of a set are malformed; raised by ``load()``.
+
+    A run that wants none of them goes on with the others.
+
+    Attributes:
+        tasks: The others.
+        malformed: Those that cannot be loaded.
+    """
+
+    def __init__(
+        self, message: str, *, tasks: Sequence[Task] = (), malformed: Sequence[MalformedTask] = ()
+    ) -> None:
+        super().__init__(message)
+        self.tasks = tuple(tasks)
+        self.malformed = tuple(malformed)
+
+    @classmethod
+    def among(cls, tasks: Sequence[Task], malformed: Sequence[MalformedTask]) -> MalformedTasks:
+        """Return the error that tells all faults."""
+        message = "\n".join(task.fault for task in malformed)
+        return cls(message, tasks=tasks, malformed=malformed)

@@ -16,7 +16,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import anyio
 import anyio.to_thread
@@ -26,6 +26,7 @@ from hermes_rl.benchmarks.task_rows import COLUMNS, RowDefaults, tasks_of_rows
 from hermes_rl.benchmarks.terminal_task import TerminalTask
 from hermes_rl.config import EnvConfig
 from hermes_rl.envs.dataset import load_rows, require_columns
+from hermes_rl.tasks import MalformedTasks
 
 __all__ = ["TerminalBench2"]
 
@@ -95,18 +96,27 @@ class TerminalBench2:
         """Load the tasks, off the event loop.
 
         Raises:
-            TaskError: Tasks are malformed, or an archive is not safe: all faults.
+            MalformedTasks: Some are malformed: all faults.
+            TaskError: Rows are malformed, or an archive is not safe: all faults.
             MissingExtra: The package ``datasets`` is needed and not installed.
         """
-        path = Path(self._source)
-        if await anyio.to_thread.run_sync(holds_tasks, path, limiter=_loading):
-            tasks = await anyio.to_thread.run_sync(
-                lambda: load_tasks(path, force_build=self._force_build), limiter=_loading
-            )
-        else:
-            tasks = await self._of_rows()
+        try:
+            return self._finished(await self._all_tasks())
+        except MalformedTasks as error:
+            usable = self._finished(cast(Sequence[TerminalTask], error.tasks))
+            raise MalformedTasks.among(usable, error.malformed) from None
+
+    def _finished(self, tasks: Sequence[TerminalTask]) -> list[TerminalTask]:
         self._version = f"{self.edition}-{_digest(tasks)}"
         return [self._placed(task) for task in tasks]
+
+    async def _all_tasks(self) -> list[TerminalTask]:
+        path = Path(self._source)
+        if await anyio.to_thread.run_sync(holds_tasks, path, limiter=_loading):
+            return await anyio.to_thread.run_sync(
+                lambda: load_tasks(path, force_build=self._force_build), limiter=_loading
+            )
+        return await self._of_rows()
 
     async def _of_rows(self) -> list[TerminalTask]:
         rows = await load_rows(self._source, split=self._split)

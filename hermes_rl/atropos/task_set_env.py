@@ -9,7 +9,7 @@ from typing import Any
 from hermes_rl.atropos.base_env import HermesAgentBaseEnv
 from hermes_rl.errors import TaskError
 from hermes_rl.runlog.scores import Summary
-from hermes_rl.task_selection import select
+from hermes_rl.task_selection import load_wanted
 from hermes_rl.tasks import Task, TaskSet
 
 __all__ = ["TaskSetEnv", "environment_from"]
@@ -30,13 +30,12 @@ class TaskSetEnv(HermesAgentBaseEnv):
     async def setup(self) -> None:
         """Load the tasks."""
         task_set = type(self).make_task_set(self)
-        loaded = list(await task_set.load())
-        self.version = getattr(task_set, "version", None)
-        self.tasks = select(
-            loaded,
+        self.tasks = await load_wanted(
+            task_set,
             task_filter=self.config.task_filter,
             skip_tasks=self.config.skip_tasks,
         )
+        self.version = getattr(task_set, "version", None)
         if not self.tasks:
             raise TaskError(f"{self.name} has no task left after task_filter and skip_tasks.")
         self.train_tasks = [task for task in self.tasks if _split(task) in (None, "train")]

@@ -9,10 +9,13 @@ from hermes_rl.benchmarks.artifacts import Artifact
 from hermes_rl.benchmarks.task_directory import TaskDirectory, load_task
 from hermes_rl.benchmarks.task_file import fill_templates
 from hermes_rl.benchmarks.terminal_task import content_digest
+from hermes_rl.benchmarks.terminalbench_2.task_set import TerminalBench2
 from hermes_rl.benchmarks.verification import CollectHook
-from hermes_rl.errors import TaskError
+from hermes_rl.config import EnvConfig
+from hermes_rl.errors import ConfigError, TaskError
 from hermes_rl.sandbox import Capability
-from hermes_rl.tasks import describe
+from hermes_rl.task_selection import load_selection, load_wanted
+from hermes_rl.tasks import TaskSet, describe
 
 TASKS = Path(__file__).parents[2] / "data/tasks"
 
@@ -215,6 +218,31 @@ async def test_all_faults_of_all_tasks_are_reported_at_once(tmp_path: Path) -> N
     assert "a/instruction.md" in str(caught.value)
     assert "b/tests/test.sh" in str(caught.value)
     assert "good" not in str(caught.value)
+
+
+@pytest.mark.parametrize("make", [TaskDirectory, lambda path: TerminalBench2(str(path))])
+async def test_only_wanted_tasks_may_be_malformed(
+    tmp_path: Path, make: Callable[[Path], TaskSet], caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("bad", "good", "worse"):
+        shutil.copytree(TASKS / "hello-file", tmp_path / name)
+    spoil_toml("cpus = 1", "cpus = 1\ngpu_kind = 'h200'")(tmp_path / "bad")
+    (tmp_path / "worse/task.toml").write_text("no toml at all")
+    without = {"skip_tasks": ["bad", "worse"]}
+    for wanted in (without, {"task_filter": ["g*"]}):
+        assert [task.id for task in await load_wanted(make(tmp_path), **wanted)] == ["good"]
+        assert "left out as asked: bad, worse" in caplog.text
+        selection = await load_selection(make(tmp_path), EnvConfig(**wanted))
+        assert list(selection.tasks) == ["good"]
+    with pytest.raises(TaskError, match="gpu_kind") as caught:
+        await load_wanted(make(tmp_path), skip_tasks=["worse"])
+    assert "worse" not in str(caught.value)
+    with pytest.raises(ConfigError, match="fits none of 3 tasks"):
+        await load_wanted(make(tmp_path), task_filter=["no-*"])
+    category = "category=*"
+    with pytest.raises(TaskError, match="gpu_kind"):
+        await load_wanted(make(tmp_path), task_filter=[category])
+    assert (await load_wanted(make(tmp_path), skip_tasks=[category, "worse"])) == []
 
 
 async def test_a_directory_without_tasks_is_a_clear_error(tmp_path: Path) -> None:
