@@ -10,9 +10,13 @@ Everything that needs aiodocker is imported when the backend is entered.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
+
+import anyio
+import anyio.to_thread
 
 from hermes_rl.backends.docker_options import DockerOptions, parse_options
 from hermes_rl.errors import ConfigError, MissingExtra, Unsupported
@@ -66,10 +70,9 @@ class DockerBackend:
             BackendUnavailable: There is no daemon, or it does not answer; says how to fix it.
             MissingExtra: aiodocker is not installed.
         """
-        try:
-            from hermes_rl.backends.docker_session import DockerSession
-        except ModuleNotFoundError as error:
-            raise MissingExtra.of("The docker backend", "docker") from error
+        await _import("docker_session")
+        from hermes_rl.backends.docker_session import DockerSession
+
         session = DockerSession(self._settings, self._options, supported=CAPABILITIES)
         await session.open()
         self._session = session
@@ -115,16 +118,30 @@ class DockerBackend:
             BackendUnavailable: There is no daemon, or it does not answer.
             MissingExtra: aiodocker is not installed.
         """
-        try:
-            from hermes_rl.backends.docker_doctor import list_records
-        except ModuleNotFoundError as error:
-            raise MissingExtra.of("The docker backend", "docker") from error
+        await _import("docker_doctor")
+        from hermes_rl.backends.docker_doctor import list_records
+
         return await list_records()
 
     async def doctor(self) -> Sequence[Check]:
         """Check the prerequisites; works unconnected too."""
         try:
-            from hermes_rl.backends.docker_doctor import examine
-        except ModuleNotFoundError:
+            await _import("docker_doctor")
+        except MissingExtra:
             return [Check("aiodocker", ok=False, fix="pip install 'hermes_rl[docker]'")]
+        from hermes_rl.backends.docker_doctor import examine
+
         return await examine(self._settings, self._options)
+
+
+async def _import(module: str) -> None:
+    """Import what needs aiodocker, 0.1 s of work the first time, without holding the event loop.
+
+    Raises:
+        MissingExtra: aiodocker is not installed.
+    """
+    name, limiter = f"hermes_rl.backends.{module}", anyio.CapacityLimiter(1)
+    try:
+        await anyio.to_thread.run_sync(importlib.import_module, name, limiter=limiter)
+    except ModuleNotFoundError as error:
+        raise MissingExtra.of("The docker backend", "docker") from error

@@ -147,7 +147,10 @@ def _is_abandoned(path: Path) -> bool:
 
 
 def _is_old(path: Path, *, age_s: float = 60.0) -> bool:
-    return time.time() - path.stat().st_mtime > age_s
+    try:
+        return time.time() - path.stat().st_mtime > age_s
+    except FileNotFoundError:
+        return False  # another engine's sweep was quicker
 
 
 def list_records() -> list[SandboxRecord]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import uuid
@@ -16,18 +17,26 @@ from anyio.abc import TaskGroup
 
 from hermes_rl.backends.admission import Admission
 from hermes_rl.backends.bubblewrap import bubblewrap_message
-from hermes_rl.backends.local_directories import BackendDirectory, SandboxDirectory, remove_tree
+from hermes_rl.backends.local_directories import (
+    BackendDirectory,
+    SandboxDirectory,
+    remove_tree,
+    sweep,
+)
 from hermes_rl.backends.local_nursery import NurseryClient
 from hermes_rl.backends.local_sandbox import LocalSandbox
 from hermes_rl.backends.outpost.transport import SocketTransport
 from hermes_rl.backends.runtime import Runtime
-from hermes_rl.errors import CreateError
+from hermes_rl.errors import BackendUnavailable, CreateError
 from hermes_rl.sandbox import BackendLimits, BackendSettings, Capability, SandboxSpec
 
 __all__ = ["LocalSession"]
 
+logger = logging.getLogger(__name__)
+
 MAX_HELPERS = 4
 FILE_THREADS = 8
+SWEEP_INTERVAL_S = 60.0
 KEPT_ENVIRONMENT = ("PATH", "LANG", "LANGUAGE", "TERM", "TZ", "USER", "LOGNAME", "SHELL")
 """Of the engine's environment, what commands get besides LC_*. Keys and tokens are not in it."""
 
@@ -35,7 +44,12 @@ T = TypeVar("T")
 
 
 class LocalSession:
-    """Opened and closed in one task: it holds the task group of every sandbox's reader."""
+    """Opened and closed in one task: it holds the task group of every sandbox's reader.
+
+    A backend that starts its sandboxes through the helpers in another way subclasses it.
+    """
+
+    backend = "local"
 
     def __init__(
         self,
@@ -54,6 +68,7 @@ class LocalSession:
         self._mending = anyio.Lock()
         self._nurseries: list[NurseryClient] = []
         self._sandboxes: dict[str, LocalSandbox] = {}
+        self._sweeping = anyio.CancelScope()
         self._stack = AsyncExitStack()
 
     async def open(self) -> None:
@@ -70,6 +85,8 @@ class LocalSession:
             self._tasks: TaskGroup = await self._stack.enter_async_context(
                 anyio.create_task_group()
             )
+            self._stack.callback(self._sweeping.cancel)
+            self._tasks.start_soon(self._sweep_regularly)
             self._stack.push_async_callback(self._close_nurseries)
             for _ in range(min(MAX_HELPERS, os.cpu_count() or 1)):
                 await self._start_nursery()
@@ -93,10 +110,22 @@ class LocalSession:
             results.append(await anyio.to_thread.run_sync(function, limiter=self._threads))
         return results[0]
 
+    async def _sweep_regularly(self) -> None:
+        """Remove what engines left that live no more: now, and every minute."""
+        with self._sweeping:
+            while True:
+                try:
+                    await self._in_thread(sweep)
+                except (BackendUnavailable, OSError) as error:
+                    logger.info("sweeping the local sandboxes' directories: %s", error)
+                await anyio.sleep(SWEEP_INTERVAL_S)
+
     # Helpers
 
     async def _start_nursery(self) -> None:
-        nursery = await NurseryClient.start(self._directory.log, threads=self._threads)
+        nursery = await NurseryClient.start(
+            self._directory.log, threads=self._threads, backend=self.backend
+        )
         self._nurseries.append(nursery)
         self._tasks.start_soon(nursery.run)
 
@@ -133,7 +162,7 @@ class LocalSession:
             await sandbox.close()
             raise CreateError(
                 f"The sandbox was not up and healthy within {spec.start_timeout_s:g} s.",
-                backend="local",
+                backend=self.backend,
             ) from None
         except BaseException:
             await sandbox.close()
@@ -142,7 +171,7 @@ class LocalSession:
 
     async def _boot(self, spec: SandboxSpec) -> LocalSandbox:
         """Make the directories and the keeper; its first word is not yet waited for."""
-        id = f"local-{uuid.uuid4().hex[:10]}"
+        id = f"{self.backend}-{uuid.uuid4().hex[:10]}"
         nursery = await self._pick_nursery()
         directory = await self._in_thread(lambda: self._directory.make_sandbox(id))
         try:

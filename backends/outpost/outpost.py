@@ -14,6 +14,9 @@ Options::
     --runtime-dir=DIR   where a mounted interpreter lives: PYTHON* and LD_* that point there
                         are not passed on to commands
     --env=NAME=VALUE    set in the environment of commands only; may be given more than once
+    --cwd=DIR           where to start, made if it is not there (default: where we are started)
+    --more-options=SIZE so many bytes of further options, with NUL between them, come first on
+                        standard input: out of sight of who lists processes
 
 What holds for every command:
 
@@ -77,6 +80,7 @@ FOREVER_S = 3600.0
 F_GETPIPE_SZ = 1032
 PR_SET_CHILD_SUBREAPER = 36
 COOKIE = b"HERMES_CMD"
+START_NAMES = (b"HOME", b"SHELL")  # where one is missing bash asks the user database: 0.3 ms
 DEFAULT_PATH = b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE)
 RESET_SIGNALS = (*IGNORED_SIGNALS, signal.SIGXFSZ)  # Python ignores SIGPIPE and SIGXFSZ
@@ -92,9 +96,10 @@ RUN_COMMAND = (
 WRAPPER = b'eval "$1"; ' + RUN_COMMAND
 WRAPPER_WITH_FILE = b'. "$1"; ' + RUN_COMMAND
 # PWD is ours (the process was started in the right place); HERMES_CMD must be this command's.
+# HOME and SHELL are there only for the shell's own start (see START_NAMES); the state has them.
 SETUP = rb"""
 __hermes_out=$3 __hermes_cmd=$4 __hermes_pwd=$PWD __hermes_id=$HERMES_CMD __hermes_undo=
-if [ -n "$2" ]; then . "$2"; fi
+if [ -n "$2" ]; then command unset HOME SHELL; . "$2"; fi
 { PWD=$__hermes_pwd HERMES_CMD=$__hermes_id; command export PWD HERMES_CMD; } 2>/dev/null
 shift 4
 for __hermes_kv do
@@ -129,7 +134,8 @@ STATE_CWD = b"\nreturn 0\n#"
 # Arguments: state file to read, then the program and its arguments.
 ARGV_WRAPPER = b"""
 __hermes_pwd=$PWD __hermes_id=$HERMES_CMD
-{ . "$1"; PWD=$__hermes_pwd HERMES_CMD=$__hermes_id; command export PWD HERMES_CMD; } 2>/dev/null
+{ command unset HOME SHELL; . "$1"; } 2>/dev/null
+{ PWD=$__hermes_pwd HERMES_CMD=$__hermes_id; command export PWD HERMES_CMD; } 2>/dev/null
 shift
 while [ "$1" != -- ]; do command export "$1"; shift; done
 shift
@@ -1327,6 +1333,9 @@ class Outpost:
 
     def configure(self, options: Dict[str, List[str]]) -> None:
         self.removed = [os.fsencode(path) for path in options.get("remove", [])]
+        for path in options.get("cwd", []):
+            os.makedirs(path, exist_ok=True)
+            os.chdir(path)
         self.base_cwd = os.getcwdb()
         self.base_env = scrubbed(dict(os.environb), options.get("runtime-dir", [""])[-1])
         self.base_env.update(split_env([os.fsencode(item) for item in options.get("env", [])]))
@@ -1336,6 +1345,8 @@ class Outpost:
             self.user = self.as_user(os.fsencode(options["user"][-1]))
         if self.user is None:
             self.base_env = {**identity(self.own_user()), **self.base_env}
+        if self.shell:
+            self.base_env.setdefault(b"SHELL", self.shell)
         self.state_dir = self.make_state_dir(options.get("state-dir", []))
         self.setup_text = SETUP + (BASH_SAVE if self.shell_name == "bash" else SH_SAVE)
         self.setup_path = self.write_setup()
@@ -1765,7 +1776,7 @@ class Outpost:
             session.check_state()
         if session is not None and session.state is not None and self.shell:
             # The state holds the whole environment, without what the session has unset.
-            env = {name: value for name, value in env.items() if is_odd(name)}
+            env = {name: env[name] for name in env if is_odd(name) or name in START_NAMES}
             command.state_in = session.state
             command.state_in.users += 1
         env.update(marks)
@@ -2180,9 +2191,25 @@ def private_streams() -> Tuple[int, int]:
     return fd_in, fd_out
 
 
+def read_exactly(fd: int, size: int) -> bytes:
+    """Read so many bytes, fewer at the end of the stream."""
+    data = b""
+    while len(data) < size:
+        piece = os.read(fd, size - len(data))
+        if not piece:
+            break
+        data += piece
+    return data
+
+
 def main(arguments: Sequence[str]) -> None:
     fd_in, fd_out = private_streams()
-    Outpost(parse_options(arguments), fd_in, fd_out).serve()
+    options = parse_options(arguments)
+    for size in options.pop("more-options", []):
+        more = os.fsdecode(read_exactly(fd_in, int(size))).split("\0")
+        for name, values in parse_options(more).items():
+            options.setdefault(name, []).extend(values)
+    Outpost(options, fd_in, fd_out).serve()
 
 
 if __name__ == "__main__":

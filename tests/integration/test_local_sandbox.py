@@ -205,17 +205,43 @@ async def test_a_killed_supervisor_is_the_agents_doing(backend: LocalBackend) ->
     assert (await neighbour.exec("echo unharmed", timeout_s=30)).text == "unharmed\n"
 
 
-async def test_a_stopped_supervisor_does_not_hold_up_anyone(backend: LocalBackend) -> None:
+async def test_a_stopped_supervisor_goes_on_at_once(backend: LocalBackend) -> None:
+    sandbox = await backend.create(SandboxSpec())
+    result = await sandbox.exec("kill -STOP $PPID; echo on", timeout_s=20)
+    assert (result.text, result.timed_out) == ("on\n", False)
+    start = time.monotonic()
+    result = await sandbox.exec("kill -STOP $PPID; sleep 300", timeout_s=0.5)
+    assert (result.timed_out, result.exit_code) == (True, 124)
+    assert time.monotonic() - start < 2
+
+
+async def test_a_supervisor_stopped_over_and_over_does_not_hold_up_anyone(
+    backend: LocalBackend,
+) -> None:
     sandbox = await backend.create(SandboxSpec())
     home = Path(sandbox.home)
     start = time.monotonic()
-    result = await sandbox.exec("kill -STOP $PPID; sleep 300", timeout_s=0.5)
+    result = await sandbox.exec("while :; do kill -STOP $PPID; done", timeout_s=0.5)
     assert (result.timed_out, result.exit_code) == (True, 124)
     assert time.monotonic() - start < 6
     start = time.monotonic()
     await sandbox.close()
     assert time.monotonic() - start < 10
     assert not home.exists()
+
+
+async def test_entering_removes_what_dead_engines_left() -> None:
+    command = [sys.executable, str(ENGINE), "idle"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as engine:
+        assert engine.stdout is not None
+        left = Path(engine.stdout.readline().split()[2]).parents[1]
+        engine.kill()
+    assert left.exists()
+    end = time.monotonic() + PATIENCE_S
+    while left.exists():
+        assert time.monotonic() < end
+        async with create_backend(BackendSettings(run_id="next")):
+            await anyio.sleep(0.1)
 
 
 async def test_loss_of_a_helper_is_the_end_of_its_sandboxes_only() -> None:

@@ -29,7 +29,7 @@ pytestmark = [
     pytest.mark.usefixtures("docker_image"),
 ]
 
-BOXES = 60
+BOXES = int(os.environ.get("SOAK_BOXES", "60"))
 DURATION_S = float(os.environ.get("SOAK_S", "1200"))
 SAMPLES = 40
 """Taken over the whole time; the first quarter is warm-up."""

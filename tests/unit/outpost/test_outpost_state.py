@@ -42,6 +42,23 @@ def test_a_list_of_processes_is_fit_to_read(wire: Wire) -> None:
     assert len(shown) < 400
 
 
+def test_home_and_shell_are_there_and_stay_as_the_session_leaves_them(wire: Wire) -> None:
+    show = 'env | grep -E "^(HOME|SHELL)=" | sort'
+    home, shell = wire.text(show, session="s", save=1).splitlines()
+    assert home.startswith("HOME=/")
+    assert shell.endswith("sh")
+    wire.run("export SHELL=/opt/my-shell; unset HOME", session="s", save=1)
+    assert wire.text(show, session="s", save=1) == "SHELL=/opt/my-shell\n"
+    assert wire.run(["sh", "-c", show], session="s")["out"] == b"SHELL=/opt/my-shell\n"
+    assert wire.text(show, session="other").splitlines() == [home, shell]
+
+
+def test_a_shell_starts_with_what_it_would_ask_the_user_database_for(wire: Wire) -> None:
+    wire.run("export A=1", session="s", save=1)
+    started = wire.text("tr '\\0' '\\n' < /proc/$$/environ", session="s", save=1)
+    assert {"HOME", "SHELL"} <= {line.partition("=")[0] for line in started.splitlines()}
+
+
 def test_old_versions_are_removed(wire: Wire, tmp_path: Path) -> None:
     for number in range(10):
         wire.run(f"export A={number}", session="s", save=1)
