@@ -14,18 +14,35 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from hermes_rl.backends.local_directories import SandboxDirectory
+from hermes_rl.backends.outpost.start import outpost_options
 from hermes_rl.backends.runtime import MOUNT_POINT, Runtime
 from hermes_rl.errors import BackendUnavailable
 from hermes_rl.sandbox import SandboxSpec
 
-__all__ = ["HOME", "bubblewrap_message", "check_bubblewrap", "path_to_bubblewrap"]
+__all__ = [
+    "CONFIGURATION",
+    "HOME",
+    "SYSTEM",
+    "HostSystem",
+    "bubblewrap_argv",
+    "bubblewrap_message",
+    "check_bubblewrap",
+    "image_argv",
+    "path_to_bubblewrap",
+]
 
 HOME = "/home/agent"
 """Home and working directory inside."""
+_UNSHARED = ("--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try")
+_CONFINED = (
+    *("--hostname", "sandbox", "--cap-drop", "ALL", "--as-pid-1"),
+    *("--die-with-parent", "--new-session", "--clearenv"),
+)
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 STATE = "/run/hermes"
 CHECK_TIMEOUT_S = 20.0
@@ -64,6 +81,38 @@ CONFIGURATION = (
 """What programs need of /etc. Nothing secret: no shadow, no ssh keys, no machine-id."""
 
 
+@dataclass(slots=True, frozen=True, kw_only=True)
+class HostSystem:
+    """What of a machine, this one or another, its sandboxes see.
+
+    Attributes:
+        program: Path of bubblewrap.
+        links: Those of :data:`SYSTEM` that are links, and where to.
+        directories: Those that are directories.
+        configuration: Those of :data:`CONFIGURATION` that exist, and what they really are.
+    """
+
+    program: str
+    links: Mapping[str, str]
+    directories: Sequence[str]
+    configuration: Mapping[str, str]
+
+    @classmethod
+    def here(cls) -> HostSystem:
+        """Look at this machine.
+
+        Raises:
+            BackendUnavailable: bubblewrap is not installed.
+        """
+        found = {name: Path("/etc", name) for name in CONFIGURATION}
+        return cls(
+            program=path_to_bubblewrap(),
+            links={name: os.readlink(name) for name in SYSTEM if os.path.islink(name)},
+            directories=[n for n in SYSTEM if os.path.isdir(n) and not os.path.islink(n)],
+            configuration={n: str(path.resolve()) for n, path in found.items() if path.exists()},
+        )
+
+
 def path_to_bubblewrap() -> str:
     """Return the program.
 
@@ -86,7 +135,7 @@ def check_bubblewrap(runtime: Runtime) -> None:
     Raises:
         BackendUnavailable: It is not installed or this machine does not allow it; says why.
     """
-    argv = [*_fixed_arguments(path_to_bubblewrap(), runtime), "--", *runtime.argv("outpost")]
+    argv = [*_fixed_arguments(HostSystem.here(), runtime), "--", *runtime.argv("outpost")]
     try:
         result = subprocess.run(
             argv, input=b"", capture_output=True, timeout=CHECK_TIMEOUT_S, check=False
@@ -121,35 +170,97 @@ def bubblewrap_message(
         network: ``public`` or ``none``.
         inherited: What of the engine's environment commands get.
     """
-    cwd = str(PurePosixPath(HOME, (spec.workdir or ".").replace("~", HOME, 1)))
-    environment = {**inherited, "PATH": PATH, "HOME": HOME, "TMPDIR": "/tmp", **spec.env}
-    argv = _fixed_arguments(path_to_bubblewrap(), runtime)
-    argv += ["--bind", str(directory.tmp), "/tmp", "--bind", str(directory.home), HOME]
-    argv += ["--unshare-net"] if network == "none" else []
-    argv += ["--dir", cwd, "--chdir", cwd, "--"]
-    options = [f"--env={name}={value}" for name, value in environment.items()]
-    options += [f"--state-dir={STATE}", f"--lease-s={spec.lease_s}", f"--runtime-dir={MOUNT_POINT}"]
     return {
-        "argv": [*argv, *runtime.argv("outpost", *options)],
+        "argv": bubblewrap_argv(
+            HostSystem.here(),
+            runtime,
+            spec,
+            home=str(directory.home),
+            tmp=str(directory.tmp),
+            network=network,
+            inherited=inherited,
+        ),
         "env": {},
         "remove": [str(directory.top)],
     }
 
 
-def _fixed_arguments(program: str, runtime: Runtime) -> list[str]:
-    argv = [program, "--unshare-user-try", "--unshare-pid", "--unshare-ipc", "--unshare-uts"]
-    argv += ["--unshare-cgroup-try", "--hostname", "sandbox", "--cap-drop", "ALL"]
-    argv += ["--as-pid-1", "--die-with-parent", "--new-session", "--clearenv"]
+def bubblewrap_argv(
+    system: HostSystem,
+    runtime: Runtime,
+    spec: SandboxSpec,
+    *,
+    home: str,
+    tmp: str,
+    network: str,
+    inherited: Mapping[str, str],
+    silence_s: float | None = None,
+) -> list[str]:
+    """Return the command that runs a sandbox's outpost over the machine's own programs.
+
+    Args:
+        system: The machine.
+        runtime: The interpreter to mount, with its path there.
+        spec: The sandbox.
+        home: Directory on that machine for its home.
+        tmp: The same for /tmp.
+        network: ``public`` or ``none``.
+        inherited: What of the machine's environment commands get.
+        silence_s: See :func:`~hermes_rl.backends.outpost.start.outpost_options`.
+    """
+    cwd = str(PurePosixPath(HOME, (spec.workdir or ".").replace("~", HOME, 1)))
+    environment = {**inherited, "PATH": PATH, "HOME": HOME, "TMPDIR": "/tmp", **spec.env}
+    argv = _fixed_arguments(system, runtime)
+    argv += ["--bind", tmp, "/tmp", "--bind", home, HOME]
+    argv += ["--unshare-net"] if network == "none" else []
+    argv += ["--dir", cwd, "--chdir", cwd, "--"]
+    return [*argv, *_outpost(runtime, spec, environment, silence_s)]
+
+
+def image_argv(
+    program: str,
+    runtime: Runtime,
+    spec: SandboxSpec,
+    *,
+    root: str,
+    workdir: str,
+    silence_s: float | None = None,
+) -> list[str]:
+    """Return the command that runs a sandbox's outpost in the files of an image, as root there.
+
+    Args:
+        program: Path of bubblewrap.
+        runtime: The interpreter to mount, with its path on that machine.
+        spec: The sandbox.
+        root: Directory that becomes the root, for this sandbox alone.
+        workdir: Working directory in it, made if it is not there.
+        silence_s: See :func:`~hermes_rl.backends.outpost.start.outpost_options`.
+    """
+    argv = [program, *_UNSHARED, "--unshare-user", "--uid", "0", "--gid", "0", *_CONFINED]
+    argv += ["--bind", root, "/", "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/run"]
+    argv += ["--ro-bind-try", "/etc/resolv.conf", "/etc/resolv.conf"]
+    argv += ["--ro-bind", str(runtime.path), MOUNT_POINT]
+    argv += ["--dir", workdir, "--chdir", workdir, "--"]
+    return [*argv, *_outpost(runtime, spec, {"PATH": PATH, **spec.env}, silence_s)]
+
+
+def _outpost(
+    runtime: Runtime, spec: SandboxSpec, environment: Mapping[str, str], silence_s: float | None
+) -> list[str]:
+    options = outpost_options(lease_s=spec.lease_s, silence_s=silence_s, env=environment)
+    options += [f"--state-dir={STATE}", f"--runtime-dir={MOUNT_POINT}"]
+    return runtime.argv("outpost", *options)
+
+
+def _fixed_arguments(system: HostSystem, runtime: Runtime) -> list[str]:
+    argv = [system.program, "--unshare-user-try", *_UNSHARED, *_CONFINED]
     argv += ["--proc", "/proc", "--dev", "/dev", "--perms", "0755", "--dir", "/etc"]
     argv += ["--perms", "0755", "--dir", "/home"]
-    for name in SYSTEM:
-        if os.path.islink(name):
-            argv += ["--symlink", os.readlink(name), name]
-        elif os.path.isdir(name):
-            argv += ["--ro-bind", name, name]
-    for name in CONFIGURATION:
-        source = Path("/etc", name)
-        if source.exists():
-            argv += ["--ro-bind", str(source.resolve()), f"/etc/{name}"]
+    for name, target in system.links.items():
+        argv += ["--symlink", target, name]
+    for name in system.directories:
+        argv += ["--ro-bind", name, name]
+    for name, source in system.configuration.items():
+        argv += ["--ro-bind", source, f"/etc/{name}"]
     argv += ["--dir", "/run", "--dir", "/var/tmp", "--dir", "/root"]
     return [*argv, "--ro-bind", str(runtime.path), MOUNT_POINT]

@@ -109,6 +109,13 @@ class OutpostStart:
         loader = _LOADER.format(prepare="")
         return ["/bin/sh", "-c", _SHELL, "sh", self.workdir or "", loader, *self._sizes()]
 
+    def command_line(self) -> str:
+        """Return the command for a login shell of any kind, on pipes: one line, quoted words."""
+        loader = base64.b64encode(_LOADER.format(prepare="").encode()).decode()
+        program = f'import base64;exec(base64.b64decode("{loader}"))'
+        words = ["", self.workdir or "", program, *self._sizes()]
+        return f"exec /bin/sh -c {shlex.join([_SHELL, *words])}"
+
     def typed(self, mark: str) -> str:
         """Return the line for a shell on a terminal, which then becomes the outpost.
 

@@ -1,0 +1,230 @@
+"""The ssh backend: sandboxes on other machines, over nothing but ssh.
+
+A host needs sshd and a python3 (3.8 or newer); nothing is installed there. Each sandbox is one
+ssh session with a guard and an outpost behind it, and a directory:
+
+* without isolation (``ssh_isolation: none``) commands run as the login user, on its files;
+* with ``bwrap`` each sandbox is in bubblewrap, as the local backend's are, over the host's own
+  programs or over the unpacked files of an image.
+
+When a session ends, whatever the reason, its sandbox is killed and its directory removed by the
+guard on the host. See ``docs/backends.md``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+import anyio
+import anyio.to_thread
+
+from hermes_rl.backends.ownership import DEADLINE_LABEL, OWNER_LABEL, RUN_LABEL
+from hermes_rl.backends.runtime import Runtime, ensure_runtime
+from hermes_rl.backends.ssh_options import SSHOptions, parse_options
+from hermes_rl.errors import BackendUnavailable, ConfigError, MissingExtra, Unsupported
+from hermes_rl.sandbox import (
+    BackendLimits,
+    BackendSettings,
+    Capability,
+    Check,
+    SandboxRecord,
+    SandboxSpec,
+)
+
+if TYPE_CHECKING:
+    from hermes_rl.backends.ssh_sandbox import SSHSandbox
+    from hermes_rl.backends.ssh_session import SSHSession
+
+__all__ = ["SSHBackend", "create_backend"]
+
+logger = logging.getLogger(__name__)
+
+OPERATIONS_PER_HOST = 8
+"""Sandboxes that start, and that are removed, at once."""
+WARNING = (
+    "The ssh backend does not isolate: commands of the agent run as the login user on your hosts, "
+    "with its files and its network. Use ssh_isolation: bwrap for models and tasks you do not "
+    "trust."
+)
+UNCHECKED = (
+    "check_host_key is off: whoever answers at a host's address is believed, and can read and "
+    "change everything."
+)
+
+
+def create_backend(settings: BackendSettings) -> SSHBackend:
+    """Return an unconnected backend.
+
+    Raises:
+        ConfigError: There is no host, or an option is unknown or wrong.
+    """
+    return SSHBackend(settings, parse_options(settings.options))
+
+
+class SSHBackend:
+    """Makes sandboxes on the hosts of its options; nothing heavy until it is entered."""
+
+    name = "ssh"
+
+    def __init__(self, settings: BackendSettings, options: SSHOptions) -> None:
+        operations = OPERATIONS_PER_HOST * len(options.hosts)
+        self.limits = BackendLimits(
+            starting=settings.max_starting or operations,
+            removing=operations,
+            running=options.sandboxes_per_host * len(options.hosts),
+        )
+        self._settings = settings
+        self._options = options
+        self._session: SSHSession | None = None
+        self.capabilities = _capabilities(options, isolated=options.ssh_isolation == "bwrap")
+
+    async def __aenter__(self) -> Self:
+        """Connect to the hosts and prepare them; warn if nothing isolates.
+
+        Raises:
+            ConfigError: A host is not trusted, refuses the login, or is no host for sandboxes.
+            BackendUnavailable: None can be reached, or bubblewrap does not work there.
+            MissingExtra: asyncssh is not installed.
+        """
+        if not self._options.check_host_key:
+            logger.warning(UNCHECKED)
+        session = await self._opened()
+        session.sweep_regularly()
+        self.capabilities = session.capabilities
+        self._session = session
+        return self
+
+    async def _opened(self) -> SSHSession:
+        isolation = self._options.ssh_isolation
+        if isolation == "none":
+            logger.warning(WARNING)
+            return await self._open(None)
+        try:
+            return await self._open(await ensure_runtime(self._settings.cache_dir))
+        except BackendUnavailable as error:
+            if isolation == "bwrap":
+                raise
+            logger.warning("%s (%s)", WARNING, error)
+            return await self._open(None)
+
+    async def _open(self, runtime: Runtime | None) -> SSHSession:
+        await self._import()
+        from hermes_rl.backends.ssh_session import SSHSession
+
+        session = SSHSession(self._settings, self._options, limits=self.limits, runtime=runtime)
+        session.capabilities = _capabilities(self._options, isolated=runtime is not None)
+        await session.open()
+        return session
+
+    async def _import(self) -> None:
+        """Import in a thread what takes half a second to import."""
+        limiter = anyio.CapacityLimiter(1)
+        try:
+            await anyio.to_thread.run_sync(importlib.import_module, "asyncssh", limiter=limiter)
+        except ModuleNotFoundError as error:
+            raise MissingExtra.of("The ssh backend", "ssh") from error
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close every sandbox, then the connections."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def create(self, spec: SandboxSpec) -> SSHSandbox:
+        """Start a sandbox; see :meth:`hermes_rl.sandbox.Backend.create`."""
+        if self._session is None:
+            raise ConfigError("The ssh backend is not connected: use it in 'async with'.")
+        wanted = spec.required_capabilities()
+        if self._settings.network == "none" and spec.network is None:
+            wanted |= {Capability.NETWORK_NONE}
+        missing = wanted - self.capabilities - {Capability.BASH}
+        if missing:
+            raise Unsupported(
+                f"The ssh backend, as configured, lacks {', '.join(sorted(missing))} "
+                "(docs/backends.md); the docker backend has it.",
+                capability=min(missing).value,
+                backend=self.name,
+            )
+        return await self._session.create(spec)
+
+    @asynccontextmanager
+    async def _connected(self) -> AsyncIterator[SSHSession]:
+        """Yield the session, or one for now that does not prepare for isolation."""
+        if self._session is not None:
+            yield self._session
+            return
+        session = await self._open(None)
+        try:
+            yield session
+        finally:
+            await session.close()
+
+    async def sweep(self) -> Sequence[str]:
+        """Remove on every host what nobody keeps any more; works unconnected too."""
+        async with self._connected() as session:
+            return await session.sweep()
+
+    async def records(self) -> Sequence[SandboxRecord]:
+        """List what all engines have on the hosts; works unconnected too."""
+        async with self._connected() as session:
+            return [
+                SandboxRecord(
+                    id=found["id"],
+                    image=str(host.address),
+                    state="abandoned" if found["abandoned"] else "running",
+                    run=found["labels"].get(RUN_LABEL, ""),
+                    owner=found["labels"].get(OWNER_LABEL, ""),
+                    deadline_s=float(found["labels"].get(DEADLINE_LABEL, "0")) or None,
+                    verdict="owner dead" if found["abandoned"] else "keep",
+                )
+                for host, found in await session.records()
+            ]
+
+    async def doctor(self) -> Sequence[Check]:
+        """Check each host as a run would; works unconnected too."""
+        checks = []
+        for text in self._options.hosts:
+            options = self._options.model_copy(update={"hosts": (text,)})
+            checks += await SSHBackend(self._settings, options)._examine(text)
+        return checks
+
+    async def _examine(self, host: str) -> list[Check]:
+        isolated = self._options.ssh_isolation != "none"
+        try:
+            runtime = await ensure_runtime(self._settings.cache_dir) if isolated else None
+            session = await self._open(runtime)
+        except (BackendUnavailable, ConfigError) as error:
+            return [Check(host, ok=False, detail=str(error), fix=str(error))]
+        await session.close()
+        bash = session.has_bash
+        return [
+            Check(host, ok=True, detail="reached" + (", bubblewrap works" if isolated else "")),
+            Check(
+                f"{host} bash",
+                ok=bash,
+                fix=""
+                if bash
+                else "Install bash there; without it functions and aliases do not persist.",
+            ),
+        ]
+
+
+def _capabilities(options: SSHOptions, *, isolated: bool) -> frozenset[Capability]:
+    found = {Capability.NETWORK_PUBLIC, Capability.PTY}
+    if isolated:
+        found |= {Capability.ISOLATION, Capability.NETWORK_NONE}
+        if options.images:
+            found |= {Capability.IMAGES, Capability.DOCKERFILE}
+    if options.task_limits == "ignore":
+        found |= {Capability.CPU_LIMIT, Capability.MEMORY_LIMIT}
+    return frozenset(found)

@@ -1,0 +1,235 @@
+"""One host: what it has, and the sandboxes that are started on it."""
+
+from __future__ import annotations
+
+import platform
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import anyio
+import orjson
+from anyio.abc import TaskGroup
+
+from hermes_rl.backends.bubblewrap import CONFIGURATION, SYSTEM, HostSystem
+from hermes_rl.backends.local_session import KEPT_ENVIRONMENT
+from hermes_rl.backends.outpost.guard import EXIT_REFUSED
+from hermes_rl.backends.outpost.start import NO_PYTHON_EXIT_CODE, OutpostStart
+from hermes_rl.backends.ownership import DEADLINE_LABEL, DEADLINE_MARGIN_S
+from hermes_rl.backends.runtime import MANIFEST, Runtime
+from hermes_rl.backends.ssh_connection import HostConnections
+from hermes_rl.backends.ssh_options import SSHAddress, SSHOptions
+from hermes_rl.backends.ssh_stream import SSHStream
+from hermes_rl.errors import BackendUnavailable, ConfigError
+
+__all__ = ["HostFacts", "SSHHost"]
+
+CALL_LIMIT_S = 60.0
+"""For one call of the program on the host; a loaded one starts a Python in seconds."""
+MIN_PYTHON = (3, 8)
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class HostFacts:
+    """What a survey found.
+
+    Attributes:
+        base: Directory of all sandboxes.
+        uid: Of the login user.
+        machine: Its processors' architecture.
+        has_bash: Functions and aliases persist.
+        has_runtime: Our interpreter lies there already.
+        environment: What commands get of the login's.
+        system: What sandboxes in bubblewrap see.
+        images: Names of the images whose files are there.
+    """
+
+    base: str
+    uid: int
+    machine: str
+    has_bash: bool
+    has_runtime: bool
+    environment: Mapping[str, str]
+    system: HostSystem
+    images: frozenset[str]
+
+
+class SSHHost:
+    """Talks to one host.
+
+    Args:
+        address: Where it is.
+        options: Of the backend.
+        tasks: For connections being opened.
+    """
+
+    def __init__(self, address: SSHAddress, options: SSHOptions, tasks: TaskGroup) -> None:
+        self.address = address
+        self.connections = HostConnections(address, options, tasks)
+        self.places = anyio.CapacityLimiter(options.sandboxes_per_host)
+        """One for each sandbox."""
+        self.preparing = anyio.Lock()
+        self.facts: HostFacts | None = None
+        self._options = options
+        here = files("hermes_rl.backends.outpost")
+        self._program = here.joinpath("guard.py").read_bytes()
+        self._parts = [here.joinpath(name).read_text() for name in ("outpost.py", "image_mount.py")]
+
+    async def start(self, verb: str, plan: Mapping[str, Any]) -> SSHStream:
+        """Start the program on the host; its answer, or the outpost's frames, are the stream.
+
+        Raises:
+            BackendUnavailable: The host cannot be reached.
+            ConfigError: It is not trusted, or refuses the login.
+        """
+        mark = f"<{secrets.token_hex(12)}>"
+        text = orjson.dumps({**plan, "mark": mark}).decode()
+        options = "\0".join([*self._parts, verb, text]).encode("utf-8", "surrogateescape")
+        start = OutpostStart(options, self._program)
+        stream = await self.connections.open(start.command_line(), mark=mark.encode())
+        try:
+            await stream.send(start.preamble)
+        except OSError:
+            return stream  # it has ended already; whoever reads hears why
+        except BaseException:
+            await stream.aclose()
+            raise
+        return stream
+
+    async def call(self, verb: str, plan: Mapping[str, Any]) -> Any:
+        """Run the program on the host to its end and return its answer.
+
+        Raises:
+            BackendUnavailable: The host cannot be reached or does not do it; says why.
+            ConfigError: It is not trusted, refuses the login, or has no python3.
+        """
+        stream: SSHStream | None = None
+        answer = bytearray()
+        try:
+            with anyio.fail_after(CALL_LIMIT_S):
+                stream = await self.start(verb, plan)
+                while data := await stream.receive():
+                    answer += data
+                await stream.closed.wait()
+        except TimeoutError:
+            raise self.unavailable(f"did not {verb} within {CALL_LIMIT_S:g} s") from None
+        except OSError as error:
+            raise self.unavailable(f"lost the connection ({error})") from error
+        finally:
+            if stream is not None:
+                await stream.aclose()
+        if not answer:
+            raise self.start_error(stream)
+        try:
+            return orjson.loads(bytes(answer))["done"]
+        except (orjson.JSONDecodeError, KeyError) as error:
+            raise self.unavailable(f"gave no sense as an answer to {verb} ({error})") from error
+
+    def unavailable(self, what: str) -> BackendUnavailable:
+        """Return the error that says what the host did or did not do."""
+        return BackendUnavailable(f"{self.address} {what}.", backend="ssh")
+
+    def start_error(self, stream: SSHStream) -> BackendUnavailable | ConfigError:
+        """Return why the program on the host ended before it did anything."""
+        if stream.exit_status == NO_PYTHON_EXIT_CODE:
+            return ConfigError(
+                f"{self.address} has no python3, which the supervisor of its sandboxes needs. "
+                "Install it there (apt install python3, dnf install python3; 3.8 or newer)."
+            )
+        if stream.exit_status == EXIT_REFUSED:
+            return ConfigError(f"{self.address}: {stream.complaint.removeprefix('hermes: ')}.")
+        said = stream.complaint or stream.lost or stream.exit_signal or "it said nothing"
+        code = "no exit code" if stream.exit_status is None else f"exit code {stream.exit_status}"
+        return self.unavailable(f"does not run our program: {said} ({code})")
+
+    async def survey(self, runtime: Runtime | None) -> HostFacts:
+        """Ask what the host has, and make its base directory.
+
+        Raises:
+            BackendUnavailable: It cannot be reached.
+            ConfigError: It is not trusted, refuses the login, or is no host for sandboxes.
+        """
+        plan = {
+            "base": self._options.directory,
+            "runtime": runtime_name(runtime) if runtime else "none",
+            "manifest": MANIFEST,
+            "kept": list(KEPT_ENVIRONMENT),
+            "system": list(SYSTEM),
+            "configuration": list(CONFIGURATION),
+            "images": self._options.images,
+        }
+        found = await self.call("survey", plan)
+        version = tuple(found["python"])
+        if version < MIN_PYTHON:
+            raise ConfigError(
+                f"{self.address} has python3 {'.'.join(map(str, version))}; the supervisor of its "
+                "sandboxes needs 3.8 or newer. Install one there."
+            )
+        self.facts = HostFacts(
+            base=found["base"],
+            uid=found["uid"],
+            machine=found["machine"],
+            has_bash=found["has_bash"],
+            has_runtime=found["has_runtime"],
+            environment={"LANG": "C.UTF-8", "TERM": "dumb", **found["environment"]},
+            system=HostSystem(
+                program=found["bubblewrap"],
+                links=found["links"],
+                directories=found["directories"],
+                configuration=found["configuration"],
+            ),
+            images=frozenset(found["images"]),
+        )
+        return self.facts
+
+    def check_bubblewrap(self, facts: HostFacts) -> None:
+        """Refuse a host that cannot run our interpreter in bubblewrap, as far as is known.
+
+        Raises:
+            BackendUnavailable: Says what is missing.
+        """
+        if not facts.system.program:
+            raise self.unavailable(
+                "has no bubblewrap, which ssh_isolation: bwrap needs. Install it there (apt "
+                "install bubblewrap, dnf install bubblewrap)"
+            )
+        if facts.machine != platform.machine():
+            raise self.unavailable(
+                f"is a {facts.machine} machine and this one a {platform.machine()}; sandboxes in "
+                "bubblewrap run on this one's interpreter. Use ssh_isolation: none, or an engine "
+                "on a machine of its kind"
+            )
+
+    async def sweep(self) -> list[str]:
+        """Remove what nobody keeps any more; return the ids."""
+        return [f"{self.address} {id}" for id in await self.call("sweep", await self._where())]
+
+    async def records(self) -> list[dict[str, Any]]:
+        """Return what all engines have there."""
+        found: list[dict[str, Any]] = await self.call("list", await self._where())
+        return found
+
+    async def _where(self) -> dict[str, Any]:
+        facts = self.facts or await self.survey(None)
+        return {
+            "base": facts.base,
+            "deadline_label": DEADLINE_LABEL,
+            "margin_s": DEADLINE_MARGIN_S,
+        }
+
+    async def remove(self, top: str) -> None:
+        """Kill and remove one sandbox that does not end by itself."""
+        await self.call("remove", {"top": top})
+
+
+def runtime_name(runtime: Runtime) -> str:
+    """Return what a host calls its copy of an interpreter directory."""
+    return f"runtime-{runtime.digest}"
+
+
+def runtime_on(facts: HostFacts, runtime: Runtime) -> Runtime:
+    """Return the same interpreter directory, with its path on a host."""
+    return Runtime(Path(facts.base, runtime_name(runtime)), runtime.loader)
