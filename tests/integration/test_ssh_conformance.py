@@ -1,4 +1,4 @@
-"""The ssh backend against the conformance suite, over a real sshd, in both kinds of isolation."""
+"""The ssh backend against the conformance suite, over a real sshd, without isolation."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ pytest.importorskip("asyncssh", reason="needs hermes_rl[ssh]")
 
 from hermes_rl.sandbox import Backend, BackendSettings, open_backend
 from hermes_rl.testing.sandbox_conformance import SandboxConformance
-from tests.conftest import require
 
-from .bubblewrap_here import complaint_of_bubblewrap
 from .loopback_sshd import Sshd, running_sshd
 
 
@@ -31,15 +29,3 @@ class TestSSHSandbox(SandboxConformance):
     @classmethod
     def unopened_backend(cls, sshd: Sshd) -> Backend:
         return open_backend("ssh", BackendSettings(run_id="conformance", options=sshd.options()))
-
-
-class TestSSHSandboxInBubblewrap(SandboxConformance):
-    unwritable = "/usr/denied"
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def unopened_backend(cls, sshd: Sshd) -> Backend:
-        complaint = complaint_of_bubblewrap()
-        require(not complaint, complaint)
-        options = sshd.options(ssh_isolation="bwrap")
-        return open_backend("ssh", BackendSettings(run_id="conformance", options=options))

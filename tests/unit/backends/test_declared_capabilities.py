@@ -8,6 +8,7 @@ import pytest
 
 from hermes_rl.backends.docker import CAPABILITIES as DOCKER
 from hermes_rl.backends.local import create_backend
+from hermes_rl.backends.ssh import create_backend as create_ssh
 from hermes_rl.sandbox import BackendSettings, Capability
 from tests.conftest import require
 
@@ -51,3 +52,19 @@ def test_local_declares_what_the_table_says(name: str, options: dict[str, str]) 
 
 def test_docker_declares_what_the_table_says() -> None:
     assert DECLARED["docker"] == DOCKER
+
+
+@pytest.mark.parametrize(
+    ("options", "added"),
+    [
+        ({}, set()),
+        ({"ssh_isolation": "bwrap"}, {Capability.ISOLATION, Capability.NETWORK_NONE}),
+    ],
+)
+def test_ssh_declares_what_the_table_says(options: dict[str, str], added: set[Capability]) -> None:
+    settings = BackendSettings(run_id="test", options={"hosts": ["somewhere"], **options})
+    assert create_ssh(settings).capabilities == {
+        Capability.NETWORK_PUBLIC,
+        Capability.PTY,
+        *added,
+    }

@@ -1,0 +1,35 @@
+"""The ssh backend in bubblewrap against the conformance suite, over a real sshd."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+pytest.importorskip("asyncssh", reason="needs hermes_rl[ssh]")
+
+from hermes_rl.sandbox import Backend, BackendSettings, open_backend
+from hermes_rl.testing.sandbox_conformance import SandboxConformance
+from tests.conftest import require
+from tests.integration.bubblewrap_here import complaint_of_bubblewrap
+from tests.integration.loopback_sshd import Sshd, running_sshd
+
+
+@pytest.fixture(scope="module")
+def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
+    with running_sshd(tmp_path_factory.mktemp("sshd")) as server:
+        yield server
+        assert server.left() == []
+
+
+@pytest.mark.scale
+class TestSSHSandboxInBubblewrap(SandboxConformance):
+    unwritable = "/usr/denied"
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def unopened_backend(cls, sshd: Sshd) -> Backend:
+        complaint = complaint_of_bubblewrap()
+        require(not complaint, complaint)
+        options = sshd.options(ssh_isolation="bwrap")
+        return open_backend("ssh", BackendSettings(run_id="conformance", options=options))
