@@ -380,7 +380,7 @@ class Guard:
                 else:
                     os.read(wake, 4096)
 
-    def reap(self) -> Any:
+    def reap(self) -> int | None:
         """Collect the dead; return the child's status if it is among them."""
         found = None
         while True:
