@@ -276,7 +276,8 @@ async def build_image(tag: str, dockerfile: str, files: Mapping[str, tuple[bytes
     """
     with tempfile.TemporaryDirectory(prefix="hermes-loopback-build-") as context:
         await anyio.to_thread.run_sync(_lay_out, Path(context), dockerfile, files, limiter=_files)
-        await _docker("build", "--tag", tag, "--label", f"{LABEL}=image", context, buildkit=False)
+        words = ("build", "--force-rm", "--tag", tag, "--label", f"{LABEL}=image")
+        await _docker(*words, context, buildkit=False)
 
 
 def _lay_out(root: Path, dockerfile: str, files: Mapping[str, tuple[bytes, int]]) -> None:
