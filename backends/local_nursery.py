@@ -107,8 +107,8 @@ class NurseryClient:
         data = orjson.dumps({"op": "start", "id": id, **message})
         if len(data) > MAX_MESSAGE_BYTES:
             raise BackendUnavailable(
-                f"The sandbox's environment has {len(data)} bytes; the {self._backend} backend takes "
-                f"{MAX_MESSAGE_BYTES}.",
+                f"The sandbox's environment has {len(data)} bytes; the {self._backend} backend "
+                f"takes {MAX_MESSAGE_BYTES}.",
                 backend=self._backend,
             )
         await self._send(data, [stream.fileno()])

@@ -126,7 +126,10 @@ class Nursery:
     def spawn(self, message: dict[str, Any], stream: int) -> int:
         """Start the program that isolates and runs an outpost."""
         argv = message["argv"]
-        actions = [(os.POSIX_SPAWN_DUP2, stream, 0), (os.POSIX_SPAWN_DUP2, stream, 1)]
+        actions: list[tuple[Any, ...]] = [
+            (os.POSIX_SPAWN_DUP2, stream, 0),
+            (os.POSIX_SPAWN_DUP2, stream, 1),
+        ]
         if message.get("stderr"):
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
             actions.append((os.POSIX_SPAWN_OPEN, 2, message["stderr"], flags, 0o600))
