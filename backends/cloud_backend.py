@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, ClassVar, Self
 import anyio
 import anyio.to_thread
 
+from hermes_rl.backends.capability_check import check_capabilities
 from hermes_rl.backends.cloud_options import CloudOptions
-from hermes_rl.errors import ConfigError, MissingExtra, Unsupported
+from hermes_rl.errors import ConfigError, MissingExtra
 from hermes_rl.sandbox import (
     BackendLimits,
     BackendSettings,
@@ -116,13 +117,12 @@ class CloudBackend(ABC):
     async def create(self, spec: SandboxSpec) -> CloudSandbox:
         """Start a sandbox; see :meth:`hermes_rl.sandbox.Backend.create`."""
         session = self._connected()
-        missing = spec.required_capabilities() - self.capabilities - {Capability.BASH}
-        if missing:
-            raise Unsupported(
-                f"The {self.name} backend lacks {', '.join(sorted(missing))} (docs/backends.md).",
-                capability=min(missing).value,
-                backend=self.name,
-            )
+        check_capabilities(
+            spec,
+            self.capabilities | {Capability.BASH},
+            backend=self.name,
+            network=self._settings.network,
+        )
         return await session.create(spec)
 
     async def sweep(self) -> Sequence[str]:

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Self
 import anyio
 import anyio.to_thread
 
+from hermes_rl.backends.capability_check import check_capabilities
 from hermes_rl.backends.docker_options import DockerOptions, parse_options
-from hermes_rl.errors import ConfigError, MissingExtra, Unsupported
+from hermes_rl.errors import ConfigError, MissingExtra
 from hermes_rl.sandbox import (
     BackendLimits,
     BackendSettings,
@@ -97,14 +98,12 @@ class DockerBackend:
     async def create(self, spec: SandboxSpec) -> DockerSandbox:
         """Start a sandbox; see :meth:`hermes_rl.sandbox.Backend.create`."""
         session = self._connected()
-        missing = spec.required_capabilities() - self.capabilities - {Capability.BASH}
-        if missing:
-            first = min(missing)
-            raise Unsupported(
-                f"The docker backend here lacks {', '.join(sorted(missing))}.",
-                capability=first.value,
-                backend=self.name,
-            )
+        check_capabilities(
+            spec,
+            self.capabilities | {Capability.BASH},
+            backend=self.name,
+            network=self._settings.network,
+        )
         return await session.create(spec)
 
     async def sweep(self) -> Sequence[str]:

@@ -24,12 +24,13 @@ import anyio
 import anyio.to_thread
 
 from hermes_rl.backends.bubblewrap import check_bubblewrap
+from hermes_rl.backends.capability_check import check_capabilities
 from hermes_rl.backends.local_directories import list_records, sweep
 from hermes_rl.backends.local_options import LocalOptions, parse_options
 from hermes_rl.backends.local_sandbox import LocalSandbox
 from hermes_rl.backends.local_session import LocalSession
 from hermes_rl.backends.runtime import Runtime, ensure_runtime
-from hermes_rl.errors import BackendUnavailable, ConfigError, Unsupported
+from hermes_rl.errors import BackendUnavailable, ConfigError
 from hermes_rl.sandbox import (
     BackendLimits,
     BackendSettings,
@@ -121,16 +122,9 @@ class LocalBackend:
         """Start a sandbox; see :meth:`hermes_rl.sandbox.Backend.create`."""
         if self._session is None:
             raise ConfigError("The local backend is not connected: use it in 'async with'.")
-        wanted = spec.required_capabilities()
-        if self._settings.network == "none" and spec.network is None:
-            wanted |= {Capability.NETWORK_NONE}
-        missing = wanted - self.capabilities
-        if missing:
-            raise Unsupported(
-                f"The local backend lacks {', '.join(sorted(missing))}; the docker backend has it.",
-                capability=min(missing).value,
-                backend=self.name,
-            )
+        check_capabilities(
+            spec, self.capabilities, backend=self.name, network=self._settings.network
+        )
         return await self._session.create(spec)
 
     async def sweep(self) -> Sequence[str]:

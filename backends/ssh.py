@@ -23,10 +23,11 @@ from typing import TYPE_CHECKING, Self
 import anyio
 import anyio.to_thread
 
+from hermes_rl.backends.capability_check import check_capabilities
 from hermes_rl.backends.ownership import DEADLINE_LABEL, OWNER_LABEL, RUN_LABEL
 from hermes_rl.backends.runtime import Runtime, ensure_runtime
 from hermes_rl.backends.ssh_options import SSHOptions, parse_options
-from hermes_rl.errors import BackendUnavailable, ConfigError, MissingExtra, Unsupported
+from hermes_rl.errors import BackendUnavailable, ConfigError, MissingExtra
 from hermes_rl.sandbox import (
     BackendLimits,
     BackendSettings,
@@ -144,17 +145,12 @@ class SSHBackend:
         """Start a sandbox; see :meth:`hermes_rl.sandbox.Backend.create`."""
         if self._session is None:
             raise ConfigError("The ssh backend is not connected: use it in 'async with'.")
-        wanted = spec.required_capabilities()
-        if self._settings.network == "none" and spec.network is None:
-            wanted |= {Capability.NETWORK_NONE}
-        missing = wanted - self.capabilities - {Capability.BASH}
-        if missing:
-            raise Unsupported(
-                f"The ssh backend, as configured, lacks {', '.join(sorted(missing))} "
-                "(docs/backends.md); the docker backend has it.",
-                capability=min(missing).value,
-                backend=self.name,
-            )
+        check_capabilities(
+            spec,
+            self.capabilities | {Capability.BASH},
+            backend=self.name,
+            network=self._settings.network,
+        )
         return await self._session.create(spec)
 
     @asynccontextmanager
