@@ -39,7 +39,6 @@ class NurseryClient:
         control: socket.socket,
         log: Path,
         threads: anyio.CapacityLimiter,
-        backend: str = "local",
     ) -> None:
         self.lost = anyio.Event()
         """Set when the helper's end of the socket is closed: its sandboxes are gone."""
@@ -49,14 +48,11 @@ class NurseryClient:
         self._control = control
         self._log = log
         self._threads = threads
-        self._backend = backend
         self._sending = anyio.Lock()
 
     @classmethod
-    async def start(
-        cls, log: Path, *, threads: anyio.CapacityLimiter, backend: str = "local"
-    ) -> Self:
-        """Start a helper; its complaints go to ``log``, errors name the ``backend``.
+    async def start(cls, log: Path, *, threads: anyio.CapacityLimiter) -> Self:
+        """Start a helper; its complaints go to ``log``.
 
         Raises:
             BackendUnavailable: No process can be started.
@@ -68,11 +64,11 @@ class NurseryClient:
         except OSError as error:
             ours.close()
             raise BackendUnavailable(
-                f"The {backend} backend cannot start its helper process: {error}.", backend=backend
+                f"The local backend cannot start its helper process: {error}.", backend="local"
             ) from error
         finally:
             theirs.close()
-        return cls(process, ours, log, threads, backend)
+        return cls(process, ours, log, threads)
 
     async def run(self) -> None:
         """Hear of ended keepers until the helper is gone. Never raises."""
@@ -107,9 +103,9 @@ class NurseryClient:
         data = orjson.dumps({"op": "start", "id": id, **message})
         if len(data) > MAX_MESSAGE_BYTES:
             raise BackendUnavailable(
-                f"The sandbox's environment has {len(data)} bytes; the {self._backend} backend "
-                f"takes {MAX_MESSAGE_BYTES}.",
-                backend=self._backend,
+                f"The sandbox's environment has {len(data)} bytes; the local backend takes "
+                f"{MAX_MESSAGE_BYTES}.",
+                backend="local",
             )
         await self._send(data, [stream.fileno()])
 
@@ -128,8 +124,8 @@ class NurseryClient:
                     await anyio.wait_writable(self._control)
                 except OSError as error:
                     raise BackendUnavailable(
-                        f"The {self._backend} backend's helper process is gone: {self.complaint()}",
-                        backend=self._backend,
+                        f"The local backend's helper process is gone: {self.complaint()}",
+                        backend="local",
                     ) from error
 
     def complaint(self) -> str:

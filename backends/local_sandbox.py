@@ -40,11 +40,10 @@ class LocalSandbox(OutpostSandbox):
         transfers: anyio.Semaphore,
         threads: anyio.CapacityLimiter,
         forget: Callable[[str], object],
-        backend: str = "local",
     ) -> None:
         super().__init__(
             id=id,
-            backend=backend,
+            backend="local",
             transport=transport,
             capabilities=capabilities,
             transfers=transfers,
