@@ -13,6 +13,7 @@ import shutil
 import stat
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -116,7 +117,8 @@ def remove_tree(path: Path) -> None:
     if os.getuid() != 0:
         for directory, _, _ in os.walk(path):
             if not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
-                os.chmod(directory, 0o700)
+                with suppress(OSError):  # gone by now, or another user's
+                    os.chmod(directory, 0o700)
     shutil.rmtree(path, ignore_errors=True)
 
 

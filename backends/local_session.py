@@ -44,12 +44,7 @@ T = TypeVar("T")
 
 
 class LocalSession:
-    """Opened and closed in one task: it holds the task group of every sandbox's reader.
-
-    A backend that starts its sandboxes through the helpers in another way subclasses it.
-    """
-
-    backend = "local"
+    """Opened and closed in one task: it holds the task group of every sandbox's reader."""
 
     def __init__(
         self,
@@ -91,8 +86,7 @@ class LocalSession:
             for _ in range(min(MAX_HELPERS, os.cpu_count() or 1)):
                 await self._start_nursery()
         except BaseException:
-            with anyio.CancelScope(shield=True):
-                await self._stack.aclose()
+            await self._stack.aclose()  # no shield around it: it leaves a task group
             raise
 
     async def close(self) -> None:
@@ -123,9 +117,7 @@ class LocalSession:
     # Helpers
 
     async def _start_nursery(self) -> None:
-        nursery = await NurseryClient.start(
-            self._directory.log, threads=self._threads, backend=self.backend
-        )
+        nursery = await NurseryClient.start(self._directory.log, threads=self._threads)
         self._nurseries.append(nursery)
         self._tasks.start_soon(nursery.run)
 
@@ -162,7 +154,7 @@ class LocalSession:
             await sandbox.close()
             raise CreateError(
                 f"The sandbox was not up and healthy within {spec.start_timeout_s:g} s.",
-                backend=self.backend,
+                backend="local",
             ) from None
         except BaseException:
             await sandbox.close()
@@ -171,7 +163,7 @@ class LocalSession:
 
     async def _boot(self, spec: SandboxSpec) -> LocalSandbox:
         """Make the directories and the keeper; its first word is not yet waited for."""
-        id = f"{self.backend}-{uuid.uuid4().hex[:10]}"
+        id = f"local-{uuid.uuid4().hex[:10]}"
         nursery = await self._pick_nursery()
         directory = await self._in_thread(lambda: self._directory.make_sandbox(id))
         try:

@@ -99,8 +99,7 @@ class SSHSession:
             ]
             await self._prepare_all()
         except BaseException:
-            with anyio.CancelScope(shield=True):
-                await self._stack.aclose()
+            await self._stack.aclose()  # no shield around it: it leaves a task group
             raise
 
     async def _prepare_all(self) -> None:

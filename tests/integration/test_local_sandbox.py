@@ -16,7 +16,14 @@ import pytest
 import pytest_asyncio
 
 from hermes_rl.backends.local import LocalBackend, create_backend
-from hermes_rl.errors import ConfigError, CreateError, SandboxGone, Unsupported
+from hermes_rl.backends.local_directories import list_records
+from hermes_rl.errors import (
+    BackendUnavailable,
+    ConfigError,
+    CreateError,
+    SandboxGone,
+    Unsupported,
+)
 from hermes_rl.sandbox import Backend, BackendSettings, Capability, SandboxSpec, open_backend
 from hermes_rl.testing.hosting import hosted
 from hermes_rl.testing.leaks import leak_census
@@ -100,6 +107,14 @@ async def test_what_it_cannot_honour_it_refuses(
     with pytest.raises(Unsupported, match="docker") as caught:
         await backend.create(spec)
     assert caught.value.capability == capability
+
+
+async def test_helpers_that_cannot_be_started_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python3")
+    with pytest.raises(BackendUnavailable, match="cannot start its helper"):
+        async with create_backend(BackendSettings(run_id="no-helpers")):
+            pass
+    assert "no-helpers" not in {record.run for record in list_records()}
 
 
 async def test_a_default_without_network_is_refused_too() -> None:
