@@ -18,7 +18,8 @@ TERMINAL_TEST = ("terminal-test", "--openai.server_type", "oracle")
 
 @pytest.mark.timeout(180)
 async def test_no_group_is_lost_whatever_breaks(tmp_path: Path) -> None:
-    """The issue's 20 s without a model and a minute of full queue are in tests/scale."""
+    """The issue's 20 s without a model and a minute of full queue are in
+    tests/scale/test_serve_chaos_scale.py."""
     brief = Durations(model_away_s=3, queue_full_s=2, api_away_s=1)
     await check_a_disturbed_run(tmp_path, brief)
 
