@@ -23,7 +23,7 @@ NOT_SAMPLED_LOGPROB = 1.0
 MAX_LOGPROB = 1e-3
 """Rounding may lift a probability of one this far above it."""
 
-Finish = Literal["stop", "length", "abort"]
+Finish = Literal["stop", "length"]
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -106,6 +106,7 @@ class TokenServer(Protocol):
 
         Raises:
             PromptTooLong: The prompt does not fit into the context.
+            ModelTransient: The server broke off: half a turn is not a turn.
             ModelError: By class, see :mod:`hermes_rl.errors`.
         """
         ...
