@@ -194,9 +194,8 @@ async def test_watched_lines_are_told_when_they_are_complete(call) -> None:
 
 
 async def test_many_watched_lines_are_counted(call) -> None:
-    await start(
-        call, "sleep 0.3; x=$(seq 1 100 | sed 's/$/ x/'); echo \"$x\"", watch_patterns=["x"]
-    )
+    at_once = "seq 1 100 | sed 's/$/ x/' | { sleep 0.3; cat; }"  # a shell's echo writes by lines
+    await start(call, at_once, watch_patterns=["x"])
     (told,) = await news(call)
     assert (len(told["matches"]), told["suppressed"]) == (20, 80)
 
