@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import subprocess
+import time
 import uuid
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,23 @@ def docker(*arguments: str) -> str:
         ["docker", *arguments], check=True, capture_output=True, text=True, timeout=60
     )
     return done.stdout.strip()
+
+
+def remove_volume(name: str, *, limit_s: float = 60.0) -> None:
+    """Remove a volume whose containers are gone.
+
+    The daemon does not know a container any more a moment before it lets go of its volumes.
+    """
+    deadline_s = time.monotonic() + limit_s
+    while True:
+        try:
+            docker("volume", "rm", name)
+        except subprocess.CalledProcessError as error:
+            if "volume is in use" not in error.stderr or time.monotonic() > deadline_s:
+                raise
+            time.sleep(0.2)
+        else:
+            return
 
 
 def containers_of(run_id: str) -> dict[str, str]:

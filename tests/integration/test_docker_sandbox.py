@@ -48,6 +48,7 @@ from .docker_boxes import (
     containers_of,
     docker,
     gone_within,
+    remove_volume,
     run_settings,
 )
 
@@ -290,7 +291,7 @@ async def test_a_daemon_that_does_not_see_our_files_gets_them_in_a_volume(
             assert "Read-only" in blocked.stderr_text
     finally:
         if volume:
-            docker("volume", "rm", volume)
+            remove_volume(volume)
     assert volume.startswith("hermes-runtime-")
 
 
@@ -314,7 +315,7 @@ async def test_that_the_daemon_does_not_see_our_files_is_noticed(
             volume = _inspect(sandbox, "{{(index .Mounts 0).Name}}")
     finally:
         if volume:
-            docker("volume", "rm", volume)
+            remove_volume(volume)
     assert volume.startswith("hermes-runtime-")
 
 
