@@ -19,6 +19,9 @@ from hermes_rl.backends.ownership import RUN_LABEL
 from hermes_rl.sandbox import Sandbox
 from hermes_rl.testing.leaks import leak_census
 from tests.integration.docker_boxes import box, containers_of, gone_within, run_settings
+from tests.proof import Proof
+
+PROOF = "scale-sandboxes"
 
 pytestmark = [
     pytest.mark.scale,
@@ -68,7 +71,9 @@ async def one_call(sandbox: Sandbox, number: int) -> None:
         assert result.text == f"{number}\n"
 
 
-async def test_two_hundred_sandboxes_with_fifty_mixed_calls_each(tmp_path: Path) -> None:
+async def test_two_hundred_sandboxes_with_fifty_mixed_calls_each(
+    tmp_path: Path, proof: Proof
+) -> None:
     settings = run_settings(tmp_path)
     boxes: list[Sandbox] = []
     census = leak_census(container_label=f"{RUN_LABEL}={settings.run_id}", grace_s=30)
@@ -94,14 +99,14 @@ async def test_two_hundred_sandboxes_with_fifty_mixed_calls_each(tmp_path: Path)
                     tasks.start_soon(work, sandbox)
         work_s = time.monotonic() - start_s
     assert containers_of(settings.run_id) == {}
-    print(
-        f"\n{BOXES} sandboxes up in {up_s:.0f} s ({BOXES / up_s:.1f}/s), "
+    proof(
+        f"{BOXES} sandboxes up in {up_s:.0f} s ({BOXES / up_s:.1f}/s), "
         f"{used_mib / BOXES:.1f} MiB of memory each; "
         f"{BOXES * CALLS} calls in {work_s:.0f} s ({BOXES * CALLS / work_s:.0f}/s), no error"
     )
 
 
-async def test_an_engine_killed_at_thirty_random_moments(tmp_path: Path) -> None:
+async def test_an_engine_killed_at_thirty_random_moments(tmp_path: Path, proof: Proof) -> None:
     moments = random.Random(0)
     slowest_s = 0.0
     async with create_backend(run_settings(tmp_path)) as neighbour:
@@ -123,7 +128,7 @@ async def test_an_engine_killed_at_thirty_random_moments(tmp_path: Path) -> None
             await neighbour.sweep()
             assert await gone_within(settings.run_id, 1)
         assert (await own.exec("echo mine", timeout_s=20)).text == "mine\n"
-    print(f"\n{KILLS} engines killed; their running sandboxes gone within {slowest_s:.1f} s")
+    proof(f"{KILLS} engines killed; their running sandboxes gone within {slowest_s:.1f} s")
 
 
 async def _until_only_what_a_sweep_removes(run_id: str) -> None:

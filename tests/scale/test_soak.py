@@ -22,6 +22,9 @@ from hermes_rl.backends.docker import DockerBackend, create_backend
 from hermes_rl.errors import FileError, SandboxGone
 from hermes_rl.sandbox import Sandbox
 from tests.integration.docker_boxes import box, containers_of, docker, run_settings
+from tests.proof import Proof
+
+PROOF = "soak"
 
 pytestmark = [
     pytest.mark.soak,
@@ -166,7 +169,7 @@ async def _fresh(backend: DockerBackend) -> AsyncIterator[Sandbox]:
 
 
 @pytest.mark.timeout(DURATION_S + 600)
-async def test_nothing_grows(tmp_path: Path) -> None:
+async def test_nothing_grows(tmp_path: Path, proof: Proof) -> None:
     settings = run_settings(tmp_path)
     samples: list[Sample] = []
     done: list[str] = []
@@ -177,21 +180,21 @@ async def test_nothing_grows(tmp_path: Path) -> None:
         for _ in range(SAMPLES):
             await anyio.sleep(DURATION_S / SAMPLES)
             samples.append(await Sample.take(settings.run_id))
-            _print(time.monotonic() - start_s, samples[-1], done)
+            proof(_line(time.monotonic() - start_s, samples[-1], done))
         tasks.cancel_scope.cancel()
     assert containers_of(settings.run_id) == {}
-    _assert_flat(samples[SAMPLES // 4 :])
+    _assert_flat(samples[SAMPLES // 4 :], proof)
 
 
-def _print(elapsed_s: float, sample: Sample, done: list[str]) -> None:
+def _line(elapsed_s: float, sample: Sample, done: list[str]) -> str:
     values = ", ".join(
         f"{field.name} {getattr(sample, field.name):.0f}" for field in fields(sample)
     )
     broken = sum(done.count(work.__name__) for work in FATAL)
-    print(f"{elapsed_s:6.0f} s: {values}; {len(done)} calls, {broken} sandboxes broken", flush=True)
+    return f"{elapsed_s:6.0f} s: {values}; {len(done)} calls, {broken} sandboxes broken"
 
 
-def _assert_flat(samples: list[Sample]) -> None:
+def _assert_flat(samples: list[Sample], proof: Proof) -> None:
     """Compare the medians of the first and of the last third."""
     third = len(samples) // 3
     for field in fields(Sample):
@@ -200,5 +203,5 @@ def _assert_flat(samples: list[Sample]) -> None:
             for part in (samples[:third], samples[-third:])
         )
         allowed = MAX_GROWTH_MIB if field.name == "rss_mib" else MAX_GROWTH_COUNT + 0.1 * first
-        print(f"{field.name}: {first:.1f} -> {last:.1f}")
+        proof(f"{field.name}: {first:.1f} -> {last:.1f}")
         assert last - first <= allowed, field.name
