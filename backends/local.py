@@ -133,7 +133,8 @@ class LocalBackend:
 
     async def records(self) -> Sequence[SandboxRecord]:
         """List what all engines on this machine have here; works unconnected too."""
-        return await anyio.to_thread.run_sync(list_records, limiter=anyio.CapacityLimiter(1))
+        records = await anyio.to_thread.run_sync(list_records, limiter=anyio.CapacityLimiter(1))
+        return [record for record in records if record.id.startswith(f"{self.name}-")]
 
     async def _check_bwrap(self) -> Check:
         try:

@@ -39,6 +39,7 @@ class NurseryClient:
         control: socket.socket,
         log: Path,
         threads: anyio.CapacityLimiter,
+        backend: str = "local",
     ) -> None:
         self.lost = anyio.Event()
         """Set when the helper's end of the socket is closed: its sandboxes are gone."""
@@ -48,11 +49,14 @@ class NurseryClient:
         self._control = control
         self._log = log
         self._threads = threads
+        self._backend = backend
         self._sending = anyio.Lock()
 
     @classmethod
-    async def start(cls, log: Path, *, threads: anyio.CapacityLimiter) -> Self:
-        """Start a helper; its complaints go to ``log``.
+    async def start(
+        cls, log: Path, *, threads: anyio.CapacityLimiter, backend: str = "local"
+    ) -> Self:
+        """Start a helper; its complaints go to ``log``, errors name the ``backend``.
 
         Raises:
             BackendUnavailable: No process can be started.
@@ -64,11 +68,11 @@ class NurseryClient:
         except OSError as error:
             ours.close()
             raise BackendUnavailable(
-                f"The local backend cannot start its helper process: {error}.", backend="local"
+                f"The {backend} backend cannot start its helper process: {error}.", backend=backend
             ) from error
         finally:
             theirs.close()
-        return cls(process, ours, log, threads)
+        return cls(process, ours, log, threads, backend)
 
     async def run(self) -> None:
         """Hear of ended keepers until the helper is gone. Never raises."""
@@ -103,9 +107,9 @@ class NurseryClient:
         data = orjson.dumps({"op": "start", "id": id, **message})
         if len(data) > MAX_MESSAGE_BYTES:
             raise BackendUnavailable(
-                f"The sandbox's environment has {len(data)} bytes; the local backend takes "
-                f"{MAX_MESSAGE_BYTES}.",
-                backend="local",
+                f"The sandbox's environment has {len(data)} bytes; the {self._backend} backend "
+                f"takes {MAX_MESSAGE_BYTES}.",
+                backend=self._backend,
             )
         await self._send(data, [stream.fileno()])
 
@@ -124,8 +128,8 @@ class NurseryClient:
                     await anyio.wait_writable(self._control)
                 except OSError as error:
                     raise BackendUnavailable(
-                        f"The local backend's helper process is gone: {self.complaint()}",
-                        backend="local",
+                        f"The {self._backend} backend's helper process is gone: {self.complaint()}",
+                        backend=self._backend,
                     ) from error
 
     def complaint(self) -> str:

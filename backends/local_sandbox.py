@@ -40,10 +40,11 @@ class LocalSandbox(OutpostSandbox):
         transfers: anyio.Semaphore,
         threads: anyio.CapacityLimiter,
         forget: Callable[[str], object],
+        backend: str = "local",
     ) -> None:
         super().__init__(
             id=id,
-            backend="local",
+            backend=backend,
             transport=transport,
             capabilities=capabilities,
             transfers=transfers,

@@ -6,7 +6,7 @@ import logging
 import os
 import socket
 import uuid
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TypeVar
@@ -45,6 +45,9 @@ T = TypeVar("T")
 
 class LocalSession:
     """Opened and closed in one task: it holds the task group of every sandbox's reader."""
+
+    backend = "local"
+    """Name of the backend, for errors and as the beginning of ids."""
 
     def __init__(
         self,
@@ -117,7 +120,9 @@ class LocalSession:
     # Helpers
 
     async def _start_nursery(self) -> None:
-        nursery = await NurseryClient.start(self._directory.log, threads=self._threads)
+        nursery = await NurseryClient.start(
+            self._directory.log, threads=self._threads, backend=self.backend
+        )
         self._nurseries.append(nursery)
         self._tasks.start_soon(nursery.run)
 
@@ -138,8 +143,17 @@ class LocalSession:
 
     # Sandboxes
 
-    async def create(self, spec: SandboxSpec) -> LocalSandbox:
+    async def create(
+        self,
+        spec: SandboxSpec,
+        *,
+        prepare: Callable[[LocalSandbox], Awaitable[None]] | None = None,
+    ) -> LocalSandbox:
         """Start a sandbox; a cancelled caller leaves nothing.
+
+        Args:
+            spec: What it must be.
+            prepare: Called when its outpost was started, before the startup command is.
 
         Raises:
             CreateError: It did not come up, or did not become healthy in time.
@@ -149,12 +163,14 @@ class LocalSession:
             sandbox = await self._boot(spec)
         try:
             with anyio.fail_after(deadline_s - anyio.current_time()):
+                if prepare is not None:
+                    await prepare(sandbox)
                 await sandbox.ready(spec, timeout_s=spec.start_timeout_s)
         except TimeoutError:
             await sandbox.close()
             raise CreateError(
                 f"The sandbox was not up and healthy within {spec.start_timeout_s:g} s.",
-                backend="local",
+                backend=self.backend,
             ) from None
         except BaseException:
             await sandbox.close()
@@ -163,7 +179,7 @@ class LocalSession:
 
     async def _boot(self, spec: SandboxSpec) -> LocalSandbox:
         """Make the directories and the keeper; its first word is not yet waited for."""
-        id = f"local-{uuid.uuid4().hex[:10]}"
+        id = f"{self.backend}-{uuid.uuid4().hex[:10]}"
         nursery = await self._pick_nursery()
         directory = await self._in_thread(lambda: self._directory.make_sandbox(id))
         try:

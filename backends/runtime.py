@@ -110,13 +110,21 @@ class Runtime:
         The interpreter is isolated (no PYTHON* variables, no user site), unbuffered, and in UTF-8
         mode whatever locale the image sets.
         """
+        return [*self.interpreter(mount), f"{mount}/{program}.pyc", *arguments]
+
+    def code_argv(self, code: str, *arguments: str, mount: str = MOUNT_POINT) -> list[str]:
+        """Return the command that runs a program text likewise; it may import what ours do."""
+        return [*self.interpreter(mount), "-c", code, *arguments]
+
+    def interpreter(self, mount: str = MOUNT_POINT) -> list[str]:
+        """Return the words that start the interpreter, without a program."""
         python = [
             f"{mount}/{self.loader}",
             "--library-path",
             f"{mount}/lib",
             f"{mount}/bin/python3",
         ]
-        return [*python, "-ISu", "-Xutf8", f"{mount}/{program}.pyc", *arguments]
+        return [*python, "-ISu", "-Xutf8"]
 
 
 async def ensure_runtime(cache_dir: Path) -> Runtime:

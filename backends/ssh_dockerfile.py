@@ -2,8 +2,8 @@
 
 Followed are FROM (once), WORKDIR, ENV, and COPY and ADD of files of the context; what only says
 how a container would be run (CMD, ENTRYPOINT, EXPOSE, LABEL, VOLUME, STOPSIGNAL) is read over.
-Everything else (RUN, USER, ARG, variables, stages, wildcards, archives, downloads) is refused by
-name: sandboxes here have no rights to build with.
+Everything else (RUN, USER, ARG, variables, stages, wildcards, archives, downloads, and paths
+relative to a WORKDIR that the image sets) is refused by name: nothing is built here.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ class ImageRecipe:
 
     Attributes:
         image: Its name.
-        workdir: Working directory.
+        workdir: Working directory; "" = the image's.
         env: Environment that it sets.
         directories: To be made.
         copies: Place in the sandbox -> local file.
     """
 
     image: str
-    workdir: str = "/"
+    workdir: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
     directories: Sequence[str] = ()
     copies: Mapping[str, Path] = field(default_factory=dict)
@@ -73,8 +73,15 @@ class ImageRecipe:
             shutil.copy2(source, target, follow_symlinks=False)
 
 
-async def recipe_of(spec: SandboxSpec, *, threads: anyio.CapacityLimiter) -> ImageRecipe | None:
+async def recipe_of(
+    spec: SandboxSpec, *, threads: anyio.CapacityLimiter, backend: str = "ssh"
+) -> ImageRecipe | None:
     """Return what the spec's files are made of; None if it wants no image.
+
+    Args:
+        spec: The sandbox.
+        threads: For reading files.
+        backend: Whose sandbox it is, for errors.
 
     Raises:
         Unsupported: Its Dockerfile needs a build; names the line.
@@ -83,21 +90,24 @@ async def recipe_of(spec: SandboxSpec, *, threads: anyio.CapacityLimiter) -> Ima
     if spec.dockerfile_dir is None:
         return None if spec.image is None else ImageRecipe(image=spec.image)
     directory = spec.dockerfile_dir
-    return await anyio.to_thread.run_sync(lambda: _Reader(directory).read(), limiter=threads)
+    reader = _Reader(directory, backend)
+    return await anyio.to_thread.run_sync(reader.read, limiter=threads)
 
 
 class _Reader:
     """Follows one Dockerfile. Blocks."""
 
-    def __init__(self, directory: Path) -> None:
-        self._context = BuildContext.scan(directory)
+    def __init__(self, directory: Path, backend: str) -> None:
+        self._directory = directory
+        self._backend = backend
         self._image = ""
-        self._workdir = "/"
+        self._workdir = ""
         self._env: dict[str, str] = {}
         self._directories: list[str] = []
         self._copies: dict[str, Path] = {}
 
     def read(self) -> ImageRecipe:
+        self._context = BuildContext.scan(self._directory)
         for line in _instructions((self._context.root / "Dockerfile").read_text("utf-8")):
             word, _, rest = line.partition(" ")
             self._follow(word.upper(), rest.strip(), line)
@@ -127,9 +137,10 @@ class _Reader:
 
     def _refusal(self, line: str) -> Unsupported:
         return Unsupported(
-            f"The ssh backend cannot build {self._context.root / 'Dockerfile'}: {line[:200]}",
+            f"The {self._backend} backend cannot build {self._context.root / 'Dockerfile'}: "
+            f"{line[:200]}",
             capability=Capability.DOCKERFILE.value,
-            backend="ssh",
+            backend=self._backend,
         )
 
     def _from(self, rest: str, line: str) -> None:
@@ -138,7 +149,7 @@ class _Reader:
         self._image = rest
 
     def _enter(self, rest: str, line: str) -> None:
-        self._workdir = self._absolute(rest.strip("\"'"))
+        self._workdir = self._absolute(rest.strip("\"'"), line)
         self._directories.append(self._workdir)
 
     def _set(self, rest: str, line: str) -> None:
@@ -160,7 +171,7 @@ class _Reader:
 
     def _copy(self, rest: str, line: str) -> None:
         *sources, target = self._words(rest)
-        place = self._absolute(target)
+        place = self._absolute(target, line)
         is_directory = len(sources) > 1 or target.endswith(("/", ".")) or place in self._directories
         for source in sources:
             files = self._files(PurePosixPath(source.lstrip("/")))
@@ -180,9 +191,11 @@ class _Reader:
                 found["" if below == "." else below] = path
         return found
 
-    def _absolute(self, path: str) -> str:
+    def _absolute(self, path: str, line: str) -> str:
+        if not self._workdir and not path.startswith("/"):
+            raise self._refusal(f"{line} (relative to the image's own WORKDIR)")
         parts: list[str] = []
-        for part in PurePosixPath(self._workdir, path).parts[1:]:
+        for part in PurePosixPath("/", self._workdir, path).parts[1:]:
             parts = parts[:-1] if part == ".." else [*parts, part]
         return "/" + "/".join(parts)
 

@@ -336,7 +336,7 @@ class SSHSession:
             self.runtime,
             network=self._network(spec),
             files=self._options.images[recipe.image],
-            workdir=spec.workdir or recipe.workdir,
+            workdir=spec.workdir or recipe.workdir or "/",
         )
 
     async def _boot(

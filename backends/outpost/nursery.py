@@ -5,7 +5,8 @@ the engine itself never forks: forking from a small process takes a millisecond,
 of gigabytes hundreds. Messages are JSON::
 
     -> {"op": "start", "id": ..., "cwd": ..., "options": {...}}    with the keeper's stream as fd
-    -> {"op": "start", "id": ..., "argv": [...], "remove": [...]}  another program as the keeper
+    -> {"op": "start", "id": ..., "argv": [...], "remove": [...]}  another program as the keeper,
+                                                 with "stderr": a file for what it complains of
     -> {"op": "kill", "id": ...}
     <- {"op": "ended", "id": ..., "status": ...}      nothing of the sandbox is left
 
@@ -125,11 +126,18 @@ class Nursery:
     def spawn(self, message: dict[str, Any], stream: int) -> int:
         """Start the program that isolates and runs an outpost."""
         argv = message["argv"]
+        actions: list[tuple[Any, ...]] = [
+            (os.POSIX_SPAWN_DUP2, stream, 0),
+            (os.POSIX_SPAWN_DUP2, stream, 1),
+        ]
+        if message.get("stderr"):
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+            actions.append((os.POSIX_SPAWN_OPEN, 2, message["stderr"], flags, 0o600))
         return os.posix_spawn(
             argv[0],
             argv,
             message["env"],
-            file_actions=[(os.POSIX_SPAWN_DUP2, stream, 0), (os.POSIX_SPAWN_DUP2, stream, 1)],
+            file_actions=actions,
             setsid=True,
             setsigdef=self.outpost.RESET_SIGNALS,
         )

@@ -14,6 +14,9 @@ Options::
     --runtime-dir=DIR   where a mounted interpreter lives: PYTHON* and LD_* that point there
                         are not passed on to commands
     --env=NAME=VALUE    set in the environment of commands only; may be given more than once
+    --cwd=DIR           where to start, made if it is not there (default: where we are started)
+    --more-options=SIZE so many bytes of further options, with NUL between them, come first on
+                        standard input: out of sight of who lists processes
 
 What holds for every command:
 
@@ -1330,6 +1333,9 @@ class Outpost:
 
     def configure(self, options: Dict[str, List[str]]) -> None:
         self.removed = [os.fsencode(path) for path in options.get("remove", [])]
+        for path in options.get("cwd", []):
+            os.makedirs(path, exist_ok=True)
+            os.chdir(path)
         self.base_cwd = os.getcwdb()
         self.base_env = scrubbed(dict(os.environb), options.get("runtime-dir", [""])[-1])
         self.base_env.update(split_env([os.fsencode(item) for item in options.get("env", [])]))
@@ -2185,9 +2191,25 @@ def private_streams() -> Tuple[int, int]:
     return fd_in, fd_out
 
 
+def read_exactly(fd: int, size: int) -> bytes:
+    """Read so many bytes, fewer at the end of the stream."""
+    data = b""
+    while len(data) < size:
+        piece = os.read(fd, size - len(data))
+        if not piece:
+            break
+        data += piece
+    return data
+
+
 def main(arguments: Sequence[str]) -> None:
     fd_in, fd_out = private_streams()
-    Outpost(parse_options(arguments), fd_in, fd_out).serve()
+    options = parse_options(arguments)
+    for size in options.pop("more-options", []):
+        more = os.fsdecode(read_exactly(fd_in, int(size))).split("\0")
+        for name, values in parse_options(more).items():
+            options.setdefault(name, []).extend(values)
+    Outpost(options, fd_in, fd_out).serve()
 
 
 if __name__ == "__main__":

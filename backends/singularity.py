@@ -1,0 +1,166 @@
+"""The singularity backend: containers without a daemon, by Apptainer or SingularityCE.
+
+For clusters and other machines where nobody may use Docker. A sandbox is one contained ``exec`` of
+the runtime: own processes, own mounts, own /tmp and /dev, the image's files under a writable layer
+of its own; nothing of the host's files but what the administrator binds into every container. The
+outpost runs as process 1 over the mounted interpreter, so the image needs no Python and nothing
+inside can kill or replace it. The network is the host's unless it is ``none``.
+
+What a user may do depends on the machine, so it is tried when the backend is entered: who one is
+inside, whether there can be no network, whether limits hold. What does not work there is a
+capability that is missing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import anyio
+import anyio.to_thread
+
+from hermes_rl.backends.capability_check import check_capabilities
+from hermes_rl.backends.local_directories import list_records, sweep
+from hermes_rl.backends.local_sandbox import LocalSandbox
+from hermes_rl.backends.runtime import ensure_runtime
+from hermes_rl.backends.singularity_options import SingularityOptions, parse_options
+from hermes_rl.backends.singularity_probe import Findings, probe
+from hermes_rl.backends.singularity_program import find_program
+from hermes_rl.backends.singularity_session import SingularitySession
+from hermes_rl.errors import BackendUnavailable, ConfigError
+from hermes_rl.sandbox import (
+    BackendLimits,
+    BackendSettings,
+    Capability,
+    Check,
+    SandboxRecord,
+    SandboxSpec,
+)
+
+__all__ = ["SingularityBackend", "create_backend"]
+
+OPERATIONS_PER_CORE = 2
+_WHY_NOT = {
+    Capability.USERS: "whoever you are outside is the only user inside: give yourself ids in "
+    "/etc/subuid for fakeroot, or run as root",
+    Capability.MEMORY_LIMIT: "limits need cgroups v2 with systemd, or root",
+    Capability.NETWORK_NONE: "the administrator allows no network namespaces",
+}
+"""Why a capability may be missing, for the message."""
+
+
+def create_backend(settings: BackendSettings) -> SingularityBackend:
+    """Return an unconnected backend.
+
+    Raises:
+        ConfigError: An option is unknown or wrong.
+    """
+    return SingularityBackend(settings, parse_options(settings.options))
+
+
+class SingularityBackend:
+    """Makes sandboxes in containers; see the module's docstring."""
+
+    name = "singularity"
+
+    def __init__(self, settings: BackendSettings, options: SingularityOptions) -> None:
+        operations = OPERATIONS_PER_CORE * (os.cpu_count() or 1)
+        self.limits = BackendLimits(
+            starting=settings.max_starting or operations, removing=operations
+        )
+        # Before anything was tried: what every installation gives.
+        self.capabilities = frozenset(
+            {Capability.ISOLATION, Capability.IMAGES, Capability.NETWORK_PUBLIC, Capability.PTY}
+        )
+        self._settings = settings
+        self._options = options
+        self._session: SingularitySession | None = None
+
+    async def __aenter__(self) -> Self:
+        """Find the program, try what it may do here, start the helper processes.
+
+        Raises:
+            BackendUnavailable: There is no program, it is too old, or no container starts.
+        """
+        runtime = await ensure_runtime(self._settings.cache_dir)
+        findings = await self._find_out()
+        self.capabilities = findings.capabilities_with(self._options)
+        session = SingularitySession(self._settings, self.limits, findings, runtime, self._options)
+        await session.open()
+        self._session = session
+        return self
+
+    async def _find_out(self) -> Findings:
+        runtime = await ensure_runtime(self._settings.cache_dir)
+
+        def look() -> Findings:
+            return probe(find_program(), runtime, self._options.user_mode)
+
+        return await anyio.to_thread.run_sync(look, limiter=anyio.CapacityLimiter(1))
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close every sandbox, end the helpers, remove the directories."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def create(self, spec: SandboxSpec) -> LocalSandbox:
+        """Start a sandbox; see :meth:`hermes_rl.sandbox.Backend.create`."""
+        if self._session is None:
+            raise ConfigError("The singularity backend is not connected: use it in 'async with'.")
+        check_capabilities(
+            spec,
+            self.capabilities | {Capability.BASH},
+            backend=self.name,
+            network=self._settings.network,
+        )
+        return await self._session.create(spec)
+
+    async def sweep(self) -> Sequence[str]:
+        """Remove the directories of engines that live no more; works unconnected too.
+
+        Files of users that exist in containers only are removed when it is connected.
+        """
+        removed = await anyio.to_thread.run_sync(sweep, limiter=anyio.CapacityLimiter(1))
+        for path in map(Path, removed):
+            if self._session is not None and await anyio.Path(path).exists():
+                await self._session.scrub(path)
+        return removed
+
+    async def records(self) -> Sequence[SandboxRecord]:
+        """List what all engines on this machine have here; works unconnected too."""
+        records = await anyio.to_thread.run_sync(list_records, limiter=anyio.CapacityLimiter(1))
+        return [record for record in records if record.id.startswith(f"{self.name}-")]
+
+    async def doctor(self) -> Sequence[Check]:
+        """Check the prerequisites; works unconnected too."""
+        try:
+            program = await anyio.to_thread.run_sync(find_program, limiter=anyio.CapacityLimiter(1))
+        except BackendUnavailable as error:
+            return [Check("apptainer or singularity", ok=False, fix=str(error))]
+        installed = Check("apptainer or singularity", ok=True, detail=f"{program}, {program.path}")
+        try:
+            findings = await self._find_out()
+        except BackendUnavailable as error:
+            return [installed, Check("containers", ok=False, fix=str(error))]
+        how = " ".join(findings.confinement.user) or "no options"
+        detail = f"started with {how}, writable by {findings.confinement.writable}"
+        return [installed, Check("containers", ok=True, detail=detail), *_abilities(findings)]
+
+
+def _abilities(findings: Findings) -> list[Check]:
+    """Name what tasks may need and this machine does not give; that is no fault."""
+    optional = (Capability.USERS, Capability.NETWORK_NONE, Capability.MEMORY_LIMIT)
+    missing = [each for each in optional if each not in findings.capabilities]
+    return [
+        Check(f"containers: {each}", ok=True, detail=f"not here: {_WHY_NOT[each]}")
+        for each in missing
+    ]

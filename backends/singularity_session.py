@@ -1,0 +1,245 @@
+"""The singularity backend while it is connected: its helper processes, images and containers.
+
+There are no instances: a container is one ``exec`` whose command is our outpost over the mounted
+interpreter, started by a helper process. When the outpost ends so does the container, and the
+outpost ends when its stream does.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+
+import anyio
+import anyio.to_thread
+
+from hermes_rl.backends.local_directories import SandboxDirectory
+from hermes_rl.backends.local_nursery import NurseryClient
+from hermes_rl.backends.local_sandbox import LocalSandbox
+from hermes_rl.backends.local_session import LocalSession
+from hermes_rl.backends.outpost.start import outpost_options
+from hermes_rl.backends.outpost.transport import SocketTransport
+from hermes_rl.backends.runtime import MOUNT_POINT, Runtime
+from hermes_rl.backends.singularity_images import Image, ImageStore
+from hermes_rl.backends.singularity_options import SingularityOptions
+from hermes_rl.backends.singularity_probe import Findings, empty_image
+from hermes_rl.backends.singularity_program import HOME, limits_for, program_environment
+from hermes_rl.backends.singularity_sandbox import SingularitySandbox
+from hermes_rl.backends.ssh_dockerfile import ImageRecipe, recipe_of
+from hermes_rl.errors import CreateError, Unsupported
+from hermes_rl.sandbox import BackendLimits, BackendSettings, Capability, SandboxSpec
+
+__all__ = ["SingularitySession"]
+
+DEFAULT_MEMORY_MB = 4096
+DEFAULT_PIDS = 4096
+STATE_DIR = "/dev/shm/.hermes"
+"""Where the outpost keeps session state: in memory, out of the way of ``rm -rf /tmp/*``."""
+SCRUB_TIMEOUT_S = 30.0
+
+
+class SingularitySession(LocalSession):
+    """Opened and closed in one task, like its base.
+
+    Args:
+        settings: Of the backend.
+        limits: How much is done at once.
+        findings: What this machine allows.
+        runtime: The interpreter to mount.
+        options: Of the backend.
+    """
+
+    backend = "singularity"
+
+    def __init__(
+        self,
+        settings: BackendSettings,
+        limits: BackendLimits,
+        findings: Findings,
+        runtime: Runtime,
+        options: SingularityOptions,
+    ) -> None:
+        capabilities = findings.capabilities_with(options)
+        super().__init__(settings, limits, capabilities, runtime)
+        self._interpreter = runtime
+        self._findings = findings
+        self._options = options
+        self._cache_dir = settings.cache_dir
+
+    async def open(self) -> None:
+        """Make the directory, start the helpers, begin to take wishes for images."""
+        await super().open()
+        self._images = ImageStore(
+            program=self._findings.confinement.program,
+            options=self._options,
+            cache_dir=self._cache_dir,
+            tasks=self._tasks,
+        )
+        self._stack.callback(self._tasks.cancel_scope.cancel)
+
+    async def create(
+        self,
+        spec: SandboxSpec,
+        *,
+        prepare: Callable[[LocalSandbox], Awaitable[None]] | None = None,
+    ) -> LocalSandbox:
+        """Start a sandbox; a cancelled caller leaves nothing.
+
+        Raises:
+            CreateError: See its subclasses.
+            Unsupported: Its Dockerfile needs a build, or says which command is the image's.
+        """
+        if spec.image_command and spec.dockerfile_dir is not None:
+            raise Unsupported(
+                "The singularity backend cannot start the command of an image that has a "
+                "Dockerfile. Build the image elsewhere and name it.",
+                backend=self.backend,
+            )
+        recipe = await recipe_of(spec, threads=self._threads, backend=self.backend)
+        name = None if recipe is None else recipe.image
+        image = await self._images.image_for(name, timeout_s=spec.build_timeout_s)
+
+        async def fill(sandbox: LocalSandbox) -> None:
+            await sandbox.ready(SandboxSpec(), timeout_s=spec.start_timeout_s)
+            if recipe is not None:
+                await recipe.apply(sandbox, threads=self._threads)
+            if spec.image_command and image.entrypoint:
+                await sandbox.start_detached(image.entrypoint)
+            if prepare is not None:
+                await prepare(sandbox)
+
+        return await super().create(self._completed(spec, image, recipe), prepare=fill)
+
+    def _completed(
+        self, spec: SandboxSpec, image: Image, recipe: ImageRecipe | None
+    ) -> SandboxSpec:
+        """Fill in from the image what the spec leaves open."""
+        if recipe is not None:
+            spec = recipe.completed(spec)
+        usual = (recipe.workdir if recipe is not None else "") or image.workdir
+        home = "/" if self._findings.uid == 0 else HOME
+        switches = Capability.USERS in self._capabilities
+        return replace(
+            spec,
+            image=image.path,
+            user=spec.user or (image.user if switches else "") or None,
+            workdir=str(PurePosixPath("/", usual or home, spec.workdir or "")),
+        )
+
+    async def _boot(self, spec: SandboxSpec) -> LocalSandbox:
+        sandbox = await super()._boot(spec)
+        assert isinstance(sandbox, SingularitySandbox)
+        try:
+            await sandbox.send_options(_options_of(spec))
+        except BaseException:
+            await sandbox.close()
+            raise
+        return sandbox
+
+    def _message(self, spec: SandboxSpec, directory: SandboxDirectory) -> dict[str, object]:
+        overlay = directory.top / "overlay"
+        overlay.mkdir()
+        size = len(_options_of(spec))
+        network = spec.network or self._network
+        argv = self._findings.confinement.argv(
+            spec.image or "",
+            self._interpreter.argv("outpost", f"--more-options={size}"),
+            overlay=overlay,
+            workdir=directory.tmp,
+            binds={str(self._interpreter.path): MOUNT_POINT},
+            home=None if self._findings.uid == 0 else directory.home,
+            cwd="/",
+            no_network=network == "none",
+            limits=self._limits(spec),
+        )
+        return {
+            "argv": argv,
+            "env": program_environment(),
+            "remove": [str(directory.top)],
+            "stderr": str(self._complaint_of(directory)),
+        }
+
+    def _complaint_of(self, directory: SandboxDirectory) -> Path:
+        """Beside the sandbox's directory, which is gone when we want to know why it ended."""
+        return directory.top.with_suffix(".log")
+
+    def _limits(self, spec: SandboxSpec) -> list[str]:
+        """Return the options that limit it; where nothing can, nothing was promised."""
+        if not self._findings.keeps_limits:
+            return []
+        return limits_for(
+            cpus=spec.cpus,
+            memory_mb=spec.memory_mb or DEFAULT_MEMORY_MB,
+            pids=spec.pids or DEFAULT_PIDS,
+        )
+
+    def _sandbox(
+        self,
+        id: str,
+        nursery: NurseryClient,
+        directory: SandboxDirectory,
+        transport: SocketTransport,
+    ) -> LocalSandbox:
+        sandbox = SingularitySandbox(
+            complaint=self._complaint_of(directory),
+            scrub=self.scrub,
+            is_memory_limited=self._findings.keeps_limits,
+            id=id,
+            nursery=nursery,
+            directory=directory,
+            admission=self._admission,
+            transport=transport,
+            capabilities=self._capabilities - {Capability.BASH},
+            transfers=self._transfers,
+            threads=self._threads,
+            forget=lambda id: self._sandboxes.pop(id, None),
+        )
+        self._sandboxes[id] = sandbox
+        self._tasks.start_soon(sandbox.serve)
+        return sandbox
+
+    async def scrub(self, top: Path) -> None:
+        """Remove what belongs to users that exist inside only: by root of a container."""
+        await anyio.to_thread.run_sync(self._scrub_blocking, top, limiter=self._threads)
+
+    def _scrub_blocking(self, top: Path) -> None:
+        with empty_image() as image:
+            workdir = image.parent / "workdir"
+            argv = self._findings.confinement.argv(
+                str(image),
+                self._interpreter.argv("outpost", f"--remove=/mnt/{top.name}"),
+                overlay=image.parent / "overlay",
+                workdir=workdir,
+                binds={str(self._interpreter.path): MOUNT_POINT},
+                writable_binds={str(top.parent): "/mnt"},
+                cwd="/",
+            )
+            # At the end of its input, which is at once, the outpost removes what it is told.
+            subprocess.run(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                check=False,
+                timeout=SCRUB_TIMEOUT_S,
+                env=program_environment(),
+                cwd="/",
+            )
+
+
+def _options_of(spec: SandboxSpec) -> bytes:
+    """Return the outpost's options, as it reads them from its input.
+
+    Raises:
+        CreateError: A variable that no process can have.
+    """
+    options = outpost_options(lease_s=spec.lease_s, env=spec.env, user=spec.user)
+    options += [f"--cwd={spec.workdir}", f"--state-dir={STATE_DIR}", f"--runtime-dir={MOUNT_POINT}"]
+    if any("\0" in option for option in options):
+        raise CreateError(
+            "An environment variable holds a NUL character, which no process can have.",
+            backend="singularity",
+        )
+    return "\0".join(options).encode("utf-8", "surrogateescape")
