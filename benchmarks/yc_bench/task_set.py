@@ -17,8 +17,15 @@ import anyio.to_thread
 
 from hermes_rl.benchmarks.yc_bench.package import YCPackage, load_package
 from hermes_rl.benchmarks.yc_bench.prompt import OPENING, system_prompt
-from hermes_rl.benchmarks.yc_bench.score import Books, composite_score, outcome_of, read_books
-from hermes_rl.errors import RewardError, TaskError, UnknownName
+from hermes_rl.benchmarks.yc_bench.score import (
+    Books,
+    composite_score,
+    doubts_about,
+    outcome_of,
+    read_books,
+)
+from hermes_rl.errors import RewardUnreadable, TaskError, UnknownName
+from hermes_rl.tamper import FLAG
 from hermes_rl.tasks import Deadlines
 from hermes_rl.types import AgentResult, Message, Reward
 
@@ -31,10 +38,13 @@ DEFAULT_PRESETS = ("fast_test", "medium", "hard")
 DEFAULT_SEEDS = (1, 2, 3)
 FOLDER = "~/.yc-bench"
 LARGEST_DATABASE_BYTES = 64 << 20
+WAIT_FOR_COMMAND_S = 30
+"""For a command in flight to end, before the database is copied as it is."""
 SHOWN_TURNS, KEPT_TURNS = 60, 30
 """Above the first number of turns, all but the second are dropped: one fork every 30 turns."""
 DEADLINES = Deadlines(setup_s=300, agent_s=4 * 3600, reward_s=120)
 """A game is hundreds of turns of a slow model; the turn limit ends it, not the clock."""
+_NOTE = "earlier turns are not shown any more. Your notes: yc-bench scratchpad read)"
 _reading = anyio.CapacityLimiter(4)
 
 _PREPARE = """\
@@ -55,16 +65,18 @@ def drop_old_turns(messages: list[Message]) -> list[Message]:
     if len(turns) <= SHOWN_TURNS:
         return messages
     opening, rest = messages[: turns[0]], messages[turns[-KEPT_TURNS] :]
+    before = sum(_dropped(message) for message in opening)
     note: Message = {
         "role": "user",
-        "content": f"({len(turns) - KEPT_TURNS} earlier turns are not shown any more. Your notes: "
-        "yc-bench scratchpad read)",
+        "content": f"({before + len(turns) - KEPT_TURNS} {_NOTE}",
     }
-    return [*(m for m in opening if m != note and not _is_note(m)), note, *rest]
+    return [*(message for message in opening if not _dropped(message)), note, *rest]
 
 
-def _is_note(message: Message) -> bool:
-    return str(message.get("content", "")).endswith("yc-bench scratchpad read)")
+def _dropped(message: Message) -> int:
+    """Return how many turns a message says are not shown; 0 if it is no such note."""
+    number, _, text = str(message.get("content", "")).removeprefix("(").partition(" ")
+    return int(number) if text == _NOTE and number.isdecimal() else 0
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -132,36 +144,60 @@ class Game:
         await ctx.terminal(f'export PATH="$(cd {FOLDER} && pwd)/bin:$PATH"', session="agent")
 
     async def reward(self, result: AgentResult, ctx: ToolContext) -> Reward:
-        """Read the company's books.
+        """Read the company's books, as of its last finished command.
 
-        Raises:
-            RewardError: The database is gone or damaged.
+        The company was there when the agent began: books that are gone or unreadable now are its
+        doing, and score 0.
         """
         await ctx.terminal(f"rm -f {FOLDER}/worker.sock")
         with tempfile.TemporaryDirectory(prefix="yc-bench-") as folder:
             local = Path(folder) / "company.db"
-            got = await ctx.download_file(f"{FOLDER}/company.db", local)
-            if not got.get("success"):
-                raise RewardError(f"The company's database is gone: {got.get('error')}")
-            if local.stat().st_size > LARGEST_DATABASE_BYTES:
-                raise RewardError("The company's database is larger than any game makes it.")
-            books = await anyio.to_thread.run_sync(read_books, local, limiter=_reading)
+            problem = await _fetch(ctx, local)
+            try:
+                if problem:
+                    raise RewardUnreadable(f"The company's database is gone: {problem}")
+                books = await anyio.to_thread.run_sync(read_books, local, limiter=_reading)
+            except RewardUnreadable as error:
+                return Reward(0.0, evidence={"outcome": "destroyed", "problem": str(error)})
         return self.reward_of(books)
 
     def reward_of(self, books: Books) -> Reward:
-        """Return the score with its evidence; books that do not add up are flagged."""
+        """Return the score with its evidence; books that the game did not write are flagged."""
         evidence = {
             "outcome": outcome_of(books),
             "funds_cents": books.funds_cents,
             "initial_funds_cents": self.initial_funds_cents,
-            "sim_time": books.sim_time,
-            "horizon_end": books.horizon_end,
+            "sim_time": books.sim_time.isoformat(),
+            "horizon_end": books.horizon_end.isoformat(),
             "tasks": books.tasks,
         }
-        balanced = books.funds_cents == self.initial_funds_cents + books.booked_cents
-        flags = () if balanced else ("tamper_suspect: the ledger does not add up to the funds",)
+        facts = self.package.presets[self.preset]
+        doubts = doubts_about(
+            books,
+            initial_funds_cents=self.initial_funds_cents,
+            start_date=str(facts["start_date"]),
+            horizon_years=int(facts["horizon_years"]),
+        )
         score = composite_score(books, self.initial_funds_cents)
-        return Reward(score, evidence=evidence, flags=flags)
+        return Reward(score, evidence=evidence, flags=tuple(f"{FLAG}: {doubt}" for doubt in doubts))
+
+
+async def _fetch(ctx: ToolContext, local: Path) -> str:
+    """Copy the database to this machine; return what is in the way, "" if it is here."""
+    source = files("hermes_rl.benchmarks.yc_bench.in_sandbox").joinpath("close_books.py")
+    script = source.read_text(encoding="utf-8")
+    closed = f"{FOLDER}/closed.db"
+    # By standard input: nothing in the folder has to be as it was.
+    arguments = f"{FOLDER}/company.db {closed} {WAIT_FOR_COMMAND_S}"
+    command = f"python3 - {arguments} <<'CLOSE_BOOKS'\n{script}\nCLOSE_BOOKS"
+    done = await ctx.terminal(command, timeout=2 * WAIT_FOR_COMMAND_S + 5)
+    remote = f"{FOLDER}/company.db" if done["exit_code"] else closed
+    got = await ctx.download_file(remote, local)
+    if not got.get("success"):
+        return str(got.get("error"))
+    if int(got["bytes"]) > LARGEST_DATABASE_BYTES:
+        return "it is larger than any game makes it."
+    return ""
 
 
 class YCBench:

@@ -56,16 +56,22 @@ async def test_a_game_reaches_its_horizon_with_the_same_score_in_two_runs() -> N
     first, second = await run(model_of(PLAY), await games(["fast_test"]), attempts=2)
     assert evidence(first) == evidence(second)
     assert evidence(first)["outcome"] == "survived"
+    assert first.reward is not None
+    assert first.reward.flags == ()
     assert first.score == second.score
     assert 0.5 < first.score < 1.0
 
 
-async def test_a_company_that_only_waits_goes_bankrupt_and_scores_0() -> None:
-    (result,) = await run(
-        model_of("yc-bench sim resume", "yc-bench sim resume"), await games(["fast_test"])
-    )
+async def test_a_company_that_goes_bankrupt_scores_0_even_if_it_plays_on_and_earns() -> None:
+    wait = "yc-bench sim resume"
+    earn = f"{PLAY} 1; {wait}; {wait}"
+    (result,) = await run(model_of(wait, earn), await games(["fast_test"]))
+    assert '"bankrupt": true' in outputs(result)[0].replace("\\", "")
+    assert evidence(result)["funds_cents"] > 0
     assert evidence(result)["outcome"] == "bankrupt"
     assert result.score == 0.0
+    assert result.reward is not None
+    assert result.reward.flags == ()
 
 
 async def test_doing_nothing_is_no_survival() -> None:
@@ -113,11 +119,29 @@ async def test_money_that_is_not_in_the_ledger_is_flagged() -> None:
     assert any("ledger" in flag for flag in result.reward.flags)
 
 
-async def test_a_destroyed_database_is_an_error_not_a_zero() -> None:
-    (result,) = await run(model_of("rm -f ~/.yc-bench/company.db"), await games(["fast_test"]))
-    assert result.status == "errored"
-    assert result.failure is not None
-    assert "database" in result.failure.message
+@pytest.mark.parametrize(
+    "ruin",
+    [
+        "rm -rf ~/.yc-bench",
+        "head -c 100000 /dev/urandom > ~/.yc-bench/company.db",
+    ],
+)
+async def test_an_agent_that_destroys_the_books_scores_0(ruin: str) -> None:
+    (result,) = await run(model_of(ruin), await games(["fast_test"]))
+    assert result.status == "finished", result.failure
+    assert result.score == 0.0
+    assert evidence(result)["outcome"] == "destroyed"
+
+
+async def test_a_clock_that_was_set_to_the_horizon_is_flagged() -> None:
+    forge = (
+        "python3 - <<'END'\nimport os, sqlite3\n"
+        "db = sqlite3.connect(os.path.expanduser('~/.yc-bench/company.db'))\n"
+        "db.execute('UPDATE sim_state SET sim_time = horizon_end'); db.commit()\nEND"
+    )
+    (result,) = await run(model_of(forge), await games(["fast_test"]))
+    assert result.reward is not None
+    assert any("salaries" in flag for flag in result.reward.flags)
 
 
 async def test_an_unknown_preset_is_refused_with_the_known_ones() -> None:
