@@ -7,15 +7,19 @@ import os
 import shutil
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from hermes_rl.sandbox import Backend, BackendSettings, open_backend
 from tests.conftest import require
 
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
+GUEST, GUEST_UID = "hermes-guest", 61357
+"""A login without rights, which only the server's own /etc/passwd knows."""
 CONFIGURATION = """\
 Port {port}
 ListenAddress 127.0.0.1
@@ -52,6 +56,9 @@ class Sshd:
     port: int
     process: subprocess.Popen[bytes] | None = None
     extra: str = ""
+    setup: str = ""
+    """Shell commands that come first, in a mount namespace of the server's own."""
+    user: str = "root"
 
     @property
     def key(self) -> Path:
@@ -63,7 +70,7 @@ class Sshd:
 
     @property
     def host(self) -> str:
-        return f"root@127.0.0.1:{self.port}"
+        return f"{self.user}@127.0.0.1:{self.port}"
 
     def options(self, **more: object) -> dict[str, object]:
         """Return backend options that reach this server and nothing else."""
@@ -76,23 +83,42 @@ class Sshd:
             **more,
         }
 
+    def backend(self, **options: object) -> Backend:
+        """Return a backend whose only host is this server."""
+        settings = BackendSettings(run_id="test", options=self.options(**options))
+        return open_backend("ssh", settings)
+
     @property
     def sandboxes(self) -> Path:
-        return self.directory / "sandboxes"
+        return self.directory / ("sandboxes" if self.user == "root" else "home/sandboxes")
 
     def left(self) -> list[str]:
         """Return the directories of sandboxes that are there."""
-        if not self.sandboxes.exists():
+        top = self.sandboxes
+        if self.setup and self.process is not None:
+            top = Path(f"/proc/{self.process.pid}/root{top}")
+        if not top.exists():
             return []
-        return sorted(path.name for path in self.sandboxes.iterdir() if path.name[:4] == "ssh-")
+        return sorted(path.name for path in top.iterdir() if path.name[:4] == "ssh-")
+
+    def left_in_the_end(self) -> list[str]:
+        """Return what is still there when the host has had time to remove it."""
+        end = time.monotonic() + PATIENCE_S
+        while (left := self.left()) and time.monotonic() < end:
+            time.sleep(0.05)
+        return left
 
     def start(self) -> None:
         text = CONFIGURATION.format(port=self.port, directory=self.directory) + self.extra
         (self.directory / "sshd_config").write_text(text)
+        words = [str(SSHD), "-D", "-e", "-f", str(self.directory / "sshd_config")]
+        if self.setup:
+            script = f'{self.setup}\nexec "$@"'
+            words = ["unshare", "-m", "--propagation", "private", "sh", "-ec", script, "sh", *words]
         log = (self.directory / "log").open("ab")
         with log:
             self.process = subprocess.Popen(
-                [str(SSHD), "-D", "-e", "-f", str(self.directory / "sshd_config")],
+                words,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -120,13 +146,15 @@ class Sshd:
 
 
 @contextlib.contextmanager
-def running_sshd(directory: Path, extra: str = "") -> Iterator[Sshd]:
+def running_sshd(
+    directory: Path, extra: str = "", *, setup: str = "", user: str = "root"
+) -> Iterator[Sshd]:
     """Run a server that lets one key log in; skips where there is none, or no root."""
     require(SSHD is not None, "needs sshd (apt install openssh-server)")
     require(os.getuid() == 0, "needs root, to start sshd")
     Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
     directory.mkdir(parents=True, exist_ok=True)
-    server = Sshd(directory, free_port(), extra=extra)
+    server = Sshd(directory, free_port(), extra=extra, setup=setup, user=user)
     make_key(directory / "host_key")
     make_key(server.key)
     public = server.key.with_suffix(".pub").read_text()
@@ -138,3 +166,33 @@ def running_sshd(directory: Path, extra: str = "") -> Iterator[Sshd]:
         yield server
     finally:
         server.stop()
+
+
+@contextlib.contextmanager
+def sshd_for_guest(*, disk_mb: int = 0) -> Iterator[Sshd]:
+    """Run a server whose login is a user without rights, with a home of its own.
+
+    Args:
+        disk_mb: Size of the home's own disk; 0 = it has none.
+    """
+    with tempfile.TemporaryDirectory(prefix="hermes-guest-") as name:
+        directory = Path(name)
+        directory.chmod(0o755)  # pytest's own directories are closed to others
+        home = directory / "home"
+        home.mkdir()
+        os.chown(home, GUEST_UID, GUEST_UID)
+        line = f"{GUEST}:*:{GUEST_UID}:{GUEST_UID}::{home}:/bin/sh\n"
+        users = directory / "passwd"
+        users.write_text(Path("/etc/passwd").read_text() + line)
+        setup = f"mount --bind {users} /etc/passwd"
+        if disk_mb:
+            what = f"size={disk_mb}m,mode=755,uid={GUEST_UID},gid={GUEST_UID}"
+            setup += f"\nmount -t tmpfs -o {what} tmpfs {home}"
+        with running_sshd(directory, setup=setup, user=GUEST) as server:
+            yield server
+
+
+def guests() -> list[str]:
+    """Return the command lines of the guest's processes."""
+    words = ["ps", "-o", "args=", "-u", str(GUEST_UID)]
+    return subprocess.run(words, capture_output=True, text=True, check=False).stdout.splitlines()

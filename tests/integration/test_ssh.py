@@ -29,7 +29,7 @@ async def main():
     settings = BackendSettings(run_id="killed", options=orjson.loads(sys.argv[1]))
     async with open_backend("ssh", settings) as backend:
         sandbox = await backend.create(SandboxSpec())
-        await sandbox.exec("setsid sleep 7531 & echo up", timeout_s=20, session=None)
+        await sandbox.exec("setsid sleep 7531 & echo up", timeout_s=60, session=None)
         sys.stdout.write("up\\n")
         sys.stdout.flush()
         await anyio.sleep(60)
@@ -42,7 +42,7 @@ anyio.run(main)
 def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
     with running_sshd(tmp_path_factory.mktemp("sshd")) as server:
         yield server
-        assert server.left() == []
+        assert server.left_in_the_end() == []
 
 
 def backend_of(sshd: Sshd, **options: object) -> Backend:
@@ -90,11 +90,11 @@ async def test_a_cut_connection_ends_its_sandbox_and_the_next_one_works(sshd: Ss
         lost = await backend.create(SandboxSpec())
         for pid in sshd.children():
             os.kill(pid, signal.SIGKILL)
-        with anyio.fail_after(20), pytest.raises(SandboxError):
-            await lost.exec("sleep 10", timeout_s=15, session=None)
+        with anyio.fail_after(60), pytest.raises(SandboxError):
+            await lost.exec("sleep 100", timeout_s=120, session=None)
         await lost.close()
         sandbox = await backend.create(SandboxSpec())
-        assert (await sandbox.exec("echo back", timeout_s=10)).text == "back\n"
+        assert (await sandbox.exec("echo back", timeout_s=60)).text == "back\n"
         await sandbox.close()
 
 
@@ -106,7 +106,7 @@ async def test_a_killed_engine_leaves_nothing_on_the_host(sshd: Sshd) -> None:
         assert sshd.left()
         assert sleeping(7531)
         engine.kill()
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while sshd.left() or sleeping(7531):
         assert time.monotonic() < end, (sshd.left(), sleeping(7531))
         await anyio.sleep(0.05)
@@ -118,7 +118,7 @@ async def test_thirty_on_one_host_share_few_connections(sshd: Sshd) -> None:
 
         async def one(number: int) -> None:
             sandbox = await backend.create(SandboxSpec())
-            answers.append((await sandbox.exec(f"echo {number}", timeout_s=20)).text)
+            answers.append((await sandbox.exec(f"echo {number}", timeout_s=60)).text)
             await everyone.wait()
             await sandbox.close()
 

@@ -19,7 +19,7 @@ from .loopback_sshd import Sshd, running_sshd
 def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
     with running_sshd(tmp_path_factory.mktemp("sshd")) as server:
         yield server
-        assert server.left() == []
+        assert server.left_in_the_end() == []
 
 
 class TestSSHSandbox(SandboxConformance):

@@ -42,7 +42,7 @@ def files(docker_image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
     with running_sshd(tmp_path_factory.mktemp("sshd")) as server:
         yield server
-        assert server.left() == []
+        assert server.left_in_the_end() == []
 
 
 def expected(agent: str) -> dict[str, Outcome]:
@@ -88,7 +88,7 @@ async def test_tiny_tasks_have_dockers_scores_or_are_skipped_by_name(
     assert skipped == SKIPPED
     assert got == expected(agent)
     assert sum(outcome not in (SLOW, NO_BOOTSTRAP) for outcome in got.values()) >= 3
-    assert sshd.left() == []
+    assert sshd.left_in_the_end() == []
 
 
 @pytest.mark.parametrize(
