@@ -17,7 +17,7 @@ import anyio
 
 from hermes_rl.config import EnvConfig, ServerConfig
 from hermes_rl.engine import RolloutEngine
-from hermes_rl.errors import HermesRLError
+from hermes_rl.errors import ConfigError, HermesRLError
 from hermes_rl.evaluation_plan import plan_evaluation, run_header
 from hermes_rl.runlog.resume import planned
 from hermes_rl.runlog.schema import RolloutRecord
@@ -110,6 +110,8 @@ class Evaluation:
         record, what had finished is written with its scores, and the cancellation goes on.
 
         Raises:
+            ConfigError: The configuration does not work; if no rollout was recorded, the run
+                directory is removed again.
             HermesRLError: What stopped the run; the scores of what finished are written.
         """
         self._started_at = self._clock()
@@ -151,8 +153,14 @@ class Evaluation:
             self._fatal = self._fatal or error
 
     async def _write_summary(self) -> None:
-        """Write the scores; a failure here never hides what stopped the run before."""
+        """Write the scores; a failure here never hides what stopped the run before.
+
+        A configuration that no rollout could start with has no scores, and mending it would make
+        another run: nothing is left that would have to be removed or could not be resumed.
+        """
         try:
+            if isinstance(self._fatal, ConfigError) and await self._log.discard():
+                return
             wall_s = self._clock() - self._started_at
             self.summary = await self._log.summarise(wall_s=wall_s)
         except HermesRLError as error:

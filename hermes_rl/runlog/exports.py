@@ -8,8 +8,9 @@ numeric metrics; our own summary stands beside it under ``hermes_rl``.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
+from itertools import chain, count
 
 from hermes_rl.runlog.schema import RolloutRecord, RunHeader
 from hermes_rl.runlog.scores import Summary
@@ -74,9 +75,22 @@ def flat_metrics(summary: Summary) -> dict[str, float]:
     }
     figures |= {f"eval/pass@{k}": value for k, value in summary.pass_at_k.items()}
     for key, table in summary.breakdowns.items():
-        for value, score in table.items():
-            figures[f"eval/pass_rate_{key}_{_word(value)}"] = score.pass_rate
+        for value, word in _words(table).items():
+            figures[f"eval/pass_rate_{key}_{word}"] = table[value].pass_rate
     return {name: value for name, value in figures.items() if value is not None}
+
+
+def _words(values: Iterable[str]) -> dict[str, str]:
+    """Return values as parts of names; of those that would get the same, all but one a number."""
+    words: dict[str, str] = {}
+    taken: set[str] = set()
+    # Values that are such a word already come first: no other takes their name.
+    for value in sorted(values, key=lambda value: (_word(value) != value, value)):
+        word = _word(value)
+        candidates = chain([word], (f"{word}_{number}" for number in count(2)))
+        words[value] = next(name for name in candidates if name not in taken)
+        taken.add(words[value])
+    return words
 
 
 def _word(text: str) -> str:

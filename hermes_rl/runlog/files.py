@@ -25,6 +25,7 @@ __all__ = [
     "AppendFile",
     "RunLock",
     "artifacts_name",
+    "remove_run",
     "transcript_name",
     "write_whole",
 ]
@@ -84,6 +85,14 @@ def write_whole(path: Path, chunks: Iterable[bytes]) -> None:
         with contextlib.suppress(OSError):
             draft.unlink()
         raise fault(path, error) from error
+
+
+def remove_run(directory: Path) -> None:
+    """Remove the files of a run without rollouts, and the directory if nothing else is in it."""
+    with contextlib.suppress(OSError):
+        for name in (SAMPLES, METRICS, CONFIG, RESULTS, _LOCK):
+            (directory / name).unlink(missing_ok=True)
+        directory.rmdir()
 
 
 def _sync_folder(folder: Path) -> None:

@@ -29,6 +29,7 @@ from hermes_rl.runlog.files import (
     SAMPLES,
     AppendFile,
     RunLock,
+    remove_run,
     transcript_name,
     write_whole,
 )
@@ -152,6 +153,17 @@ class RunLog:
             return summary
 
         return await self._in_thread(write)
+
+    async def discard(self) -> bool:
+        """Remove the run as if it had never begun, unless there is something of it to keep.
+
+        Returns:
+            Whether it was removed: False for a run that recorded a rollout or is continued.
+        """
+        if self._resume or self.records:
+            return False
+        await self._in_thread(lambda: remove_run(self.directory))
+        return True
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         with anyio.CancelScope(shield=True):

@@ -86,6 +86,23 @@ def test_our_tiny_tasks_evaluate_in_docker(
     assert ctrf["passed"] == (3 if reward else 0)
 
 
+@pytest.mark.docker
+@pytest.mark.usefixtures("docker_image")
+def test_a_configuration_that_nothing_can_start_with_leaves_no_run_and_is_mended_by_a_flag(
+    tmp_path: Path,
+) -> None:
+    words = ("evaluate", "terminal-test", "--oracle", "--env.task_filter", "greeting")
+    words += ("--env.terminal_backend", "docker", "--env.data_dir_to_save_evals", "run")
+    refused = run(tmp_path, *words)
+    assert refused.returncode == 2, refused.stderr
+    assert "--env.terminal_image IMAGE" in refused.stderr
+    assert "--resume" not in refused.stderr + refused.stdout
+    assert not (tmp_path / "run").exists()
+    done = run(tmp_path, *words, "--env.terminal_image", "hermes-test:latest")
+    assert done.returncode == 0, done.stderr
+    assert outcomes(read_run(tmp_path / "run")) == {("greeting", 0): ("finished", 1.0)}
+
+
 def test_tasks_that_need_isolation_are_skipped_by_name_on_the_local_backend(
     tmp_path: Path,
 ) -> None:

@@ -322,6 +322,27 @@ async def test_metrics_and_samples_have_atropos_layout(tmp_path: Path) -> None:
     assert (tmp_path / "run" / samples[0]["transcript"]).is_file()
 
 
+async def test_a_run_without_rollouts_can_be_discarded_and_one_with_some_cannot(
+    tmp_path: Path,
+) -> None:
+    run = tmp_path / "run"
+    async with log_of(run) as log:
+        await log.summarise(wall_s=0.0)
+        assert await log.discard()
+    assert not run.exists()
+    run.mkdir()
+    (run / "notes").write_text("mine")
+    async with log_of(run) as log:
+        assert await log.discard()
+    assert [path.name for path in run.iterdir()] == ["notes"]
+    async with log_of(run) as log:
+        await log.append(result("a", 0))
+        assert not await log.discard()
+    async with log_of(run, resume=True) as log:
+        assert not await log.discard()
+    assert set(read_run(run).records) == {("a", 0)}
+
+
 async def test_wall_time_adds_up_over_resumed_runs(tmp_path: Path) -> None:
     async with log_of(tmp_path / "run") as log:
         await log.summarise(wall_s=2.0)

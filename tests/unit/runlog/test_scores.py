@@ -2,6 +2,7 @@ import math
 
 import pytest
 
+from hermes_rl.runlog.exports import flat_metrics
 from hermes_rl.runlog.schema import FailureRecord, RolloutRecord
 from hermes_rl.runlog.scores import pass_at_k, summarise, wilson_interval
 
@@ -167,3 +168,22 @@ def test_breakdowns_follow_category_and_difficulty() -> None:
 def test_usage_is_summed() -> None:
     summary = summarise([record("a"), record("b")], planned=2)
     assert summary.usage == {"completion_tokens": 20, "requests": 4}
+
+
+def test_values_that_look_alike_keep_figures_of_their_own() -> None:
+    passed = {"a_b_2": 0, "a b": 1, "a_b": 2, "A-B": 3, "\N{SNOWMAN}": 4, "_": 5, "": 6}
+    summary = summarise(
+        [
+            record(f"{value}/{number}", reward=float(number < wanted), category=value)
+            for value, wanted in passed.items()
+            for number in range(7)
+        ],
+        planned=49,
+    )
+    begin = "eval/pass_rate_category_"
+    rates = {
+        name.removeprefix(begin): round(rate * 7)
+        for name, rate in flat_metrics(summary).items()
+        if name.startswith(begin)
+    }
+    assert rates == {"a_b_2": 0, "a_b": 2, "a_b_3": 3, "a_b_4": 1, "_": 5, "__2": 4, "": 6}
