@@ -41,7 +41,7 @@ __all__ = ["MANIFEST", "MOUNT_POINT", "PROGRAMS", "Runtime", "build_runtime", "e
 
 MOUNT_POINT = "/.hermes"
 """Where sandboxes see the directory."""
-PROGRAMS = ("outpost", "deadline", "place")
+PROGRAMS = ("outpost", "deadline", "place", "guard", "image_mount")
 """The programs in the directory: modules of :mod:`hermes_rl.backends.outpost`."""
 
 _FORMAT = 1
@@ -53,8 +53,11 @@ _ABANDONED_AFTER_S = 3600.0
 _UNUSED_AFTER_S = 30 * 86400.0
 """What no run has opened for so long goes when another is built; no run lasts longer."""
 _SUBPROCESS_TIMEOUT_S = 60.0
-_OWN_IMPORTS = ("encodings.ascii", "encodings.latin_1", "encodings.utf_8", "traceback")
-"""What the interpreter may import on its own account at run time."""
+_OWN_IMPORTS = (
+    *("encodings.ascii", "encodings.latin_1", "encodings.utf_8"),
+    *("binascii", "traceback"),
+)
+"""What the interpreter may import on its own account at run time, and what starts an outpost."""
 _BUILDERS = anyio.CapacityLimiter(1)
 
 _PROBE = """

@@ -1,5 +1,8 @@
 """Starting an outpost with an interpreter that is already inside the sandbox.
 
+That is the sandbox's own python3, or ours, which was brought there before
+(:mod:`hermes_rl.backends.shipment`).
+
 Nothing is installed there and nothing of ours appears on the command line but a loader of a few
 lines: the outpost's options and source follow on its standard input. So no limit on arguments
 applies, no secret of the options can be seen in a list of processes, and a ``pkill -f`` of the
@@ -17,13 +20,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 
-__all__ = ["NO_PYTHON_EXIT_CODE", "OutpostStart", "outpost_options"]
+__all__ = ["NO_PYTHON_EXIT_CODE", "OutpostStart", "PythonMissing", "outpost_options"]
 
 NO_PYTHON_EXIT_CODE = 127
-"""Exit code of the start command where there is no python3."""
+"""Exit code of the start command where there is no python3, or one older than 3.8."""
 
 _LOADER = """
 import os, sys
+if sys.version_info < (3, 8):
+    sys.exit(127)
 def take(size):
     data = b""
     while len(data) < size:
@@ -51,9 +56,13 @@ os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 """What is written to standard error would be read as frames."""
 _SHELL = (
     'if [ -n "$1" ]; then mkdir -p "$1" && cd "$1" || exit 1; fi; shift; '
-    "command -v python3 >/dev/null 2>&1 || exit 127; "
-    'exec python3 -ISuc "$@"'
+    'command -v "$1" >/dev/null 2>&1 || exit 127; exec "$@"'
 )
+_PYTHON = ("python3", "-ISu")
+
+
+class PythonMissing(Exception):
+    """There is no python3 where the outpost was to start, or one older than 3.8."""
 
 
 def outpost_options(
@@ -81,11 +90,13 @@ class OutpostStart:
         options: The outpost's.
         source: Its program text.
         workdir: Where it starts, made if it is not there; None = where it is started.
+        interpreter: Words that start a Python there.
     """
 
     options: bytes
     source: bytes
     workdir: str | None = None
+    interpreter: Sequence[str] = _PYTHON
 
     @classmethod
     def of(cls, options: Sequence[str], *, workdir: str | None = None) -> OutpostStart:
@@ -104,17 +115,18 @@ class OutpostStart:
         """What the loader reads before frames begin."""
         return self.options + self.source
 
+    @property
+    def program(self) -> list[str]:
+        """What the interpreter is to run: the loader and what it must know."""
+        return ["-c", _LOADER.format(prepare=""), *self._sizes()]
+
     def argv(self) -> list[str]:
         """Return the command for a start on pipes. Exit code 127 = no python3 there."""
-        loader = _LOADER.format(prepare="")
-        return ["/bin/sh", "-c", _SHELL, "sh", self.workdir or "", loader, *self._sizes()]
+        return ["/bin/sh", "-c", *self._words("sh", *self.program)]
 
     def command_line(self) -> str:
         """Return the command for a login shell of any kind, on pipes: one line, quoted words."""
-        loader = base64.b64encode(_LOADER.format(prepare="").encode()).decode()
-        program = f'import base64;exec(base64.b64decode("{loader}"))'
-        words = ["", self.workdir or "", program, *self._sizes()]
-        return f"exec /bin/sh -c {shlex.join([_SHELL, *words])}"
+        return f"exec /bin/sh -c {shlex.join(self._words('', *self._one_line('')))}"
 
     def typed(self, mark: str) -> str:
         """Return the line for a shell on a terminal, which then becomes the outpost.
@@ -123,10 +135,17 @@ class OutpostStart:
             mark: Letters and digits, other than any word read backwards; appears reversed in the
                 output right before the stream begins, and as it is in the terminal's echo.
         """
-        loader = base64.b64encode(_LOADER.format(prepare=_RAW_TERMINAL).encode()).decode()
-        program = f'import base64;exec(base64.b64decode("{loader}"))'
-        words = ["", self.workdir or "", program, *self._sizes(), mark]
-        return f" exec /bin/sh -c {shlex.join([_SHELL, *words])}\n"
+        words = self._words("", *self._one_line(_RAW_TERMINAL), mark)
+        return f" exec /bin/sh -c {shlex.join(words)}\n"
+
+    def _words(self, name: str, *program: str) -> list[str]:
+        return [_SHELL, name, self.workdir or "", *self.interpreter, *program]
+
+    def _one_line(self, prepare: str) -> list[str]:
+        loader = base64.b64encode(_LOADER.format(prepare=prepare).encode()).decode()
+        # Our own interpreter has no module base64.
+        program = f'from binascii import a2b_base64 as a;exec(a("{loader}"))'
+        return ["-c", program, *self._sizes()]
 
     def _sizes(self) -> list[str]:
         return [str(len(self.options)), str(len(self.source))]
