@@ -22,6 +22,7 @@ from pydantic import (
     ValidationError,
 )
 
+from hermes_rl.bounds import LONGEST_S, MOST, MOST_MEMORY_MB, MOST_WORKERS, shown
 from hermes_rl.errors import TaskError
 
 __all__ = [
@@ -72,7 +73,7 @@ def _unsupported(explanation: str) -> AfterValidator:
     return AfterValidator(refuse)
 
 
-Seconds = Annotated[float, Field(gt=0)]
+Seconds = Annotated[float, Field(gt=0, le=LONGEST_S)]
 Environment = dict[str, str]
 User = Annotated[str | None, BeforeValidator(lambda v: str(v) if isinstance(v, int) else v)]
 NetworkMode = Literal["public", "no-network"]
@@ -135,9 +136,9 @@ class HealthCheckSection(_Section):
     command: str
     interval_sec: Seconds = Field(default=5.0)
     timeout_sec: Seconds = Field(default=30.0)
-    start_period_sec: float = Field(default=0.0, ge=0)
+    start_period_sec: float = Field(default=0.0, ge=0, le=LONGEST_S)
     start_interval_sec: Seconds = Field(default=5.0)
-    retries: int = Field(default=3, ge=1)
+    retries: int = Field(default=3, ge=1, le=MOST)
 
 
 class EnvironmentSection(_Section):
@@ -145,12 +146,12 @@ class EnvironmentSection(_Section):
 
     docker_image: str | None = None
     build_timeout_sec: Seconds = 600.0
-    cpus: Annotated[float, Field(gt=0)] | None = None
-    memory_mb: Annotated[int, Field(gt=0)] | None = None
+    cpus: Annotated[float, Field(gt=0, le=MOST_WORKERS)] | None = None
+    memory_mb: Annotated[int, Field(gt=0, le=MOST_MEMORY_MB)] | None = None
     memory: Annotated[int | None, BeforeValidator(_mebibytes)] = None
     storage_mb: int | None = None
     storage: Annotated[int | None, BeforeValidator(_mebibytes)] = None
-    gpus: Annotated[int, Field(ge=0)] | None = None
+    gpus: Annotated[int, Field(ge=0, le=MOST_WORKERS)] | None = None
     gpu_types: list[str] | None = None
     tpu: Annotated[Any, _unsupported("TPUs are not supported")] = None
     env: Environment = {}
@@ -208,11 +209,15 @@ def read_task_file(path: Path) -> TaskFile:
     """
     try:
         with path.open("rb") as file:
-            return TaskFile.model_validate(tomllib.load(file))
+            content = tomllib.load(file)
     except OSError as error:
         raise TaskError(f"{path} cannot be read: {error.strerror or error}.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except RecursionError:
+        raise TaskError(f"{path} is nested too deeply.") from None
+    except ValueError as error:  # no TOML, no UTF-8, or an integer of thousands of digits
         raise TaskError(f"{path} is not valid TOML: {error}.") from error
+    try:
+        return TaskFile.model_validate(content)
     except ValidationError as error:
         raise TaskError("\n".join(_fault(path, fault) for fault in error.errors())) from None
 
@@ -222,7 +227,7 @@ def _fault(path: Path, fault: Mapping[str, Any]) -> str:
     if fault["type"] == "extra_forbidden":
         return f"{path}: unknown field {field}."
     message = str(fault["msg"]).removeprefix("Value error, ")
-    return f"{path}, {field}: {message} (it is {fault['input']!r})."
+    return f"{path}, {field}: {message} (it is {shown(fault['input'])})."
 
 
 def fill_templates(

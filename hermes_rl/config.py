@@ -19,8 +19,19 @@ from pydantic import (
     ConfigDict,
     Field,
     SecretStr,
+    ValidationInfo,
     field_validator,
     model_validator,
+)
+
+from hermes_rl.bounds import (
+    LONGEST_S,
+    MOST,
+    MOST_MEMORY_MB,
+    MOST_ROLLOUTS,
+    MOST_TOKENS,
+    MOST_WORKERS,
+    value_fault,
 )
 
 __all__ = [
@@ -92,6 +103,15 @@ class ConfigModel(BaseModel):
             for name, value in values.items()
         }
 
+    @field_validator("*")
+    @classmethod
+    def _can_be_written(cls, value: Any) -> Any:
+        """Refuse what no run directory could hold: huge integers, NaN, broken text ..."""
+        secret = value.get_secret_value() if isinstance(value, SecretStr) else value
+        if (fault := value_fault(secret)) is not None:
+            raise ValueError(fault)
+        return value
+
     @classmethod
     def takes(cls, name: str, kind: type) -> bool:
         """Say whether the field ``name`` exists and accepts values of type ``kind``."""
@@ -113,9 +133,9 @@ class ServerConfig(ConfigModel):
     """None = from the environment: OPENROUTER_API_KEY for openrouter.ai, else OPENAI_API_KEY."""
     tokenizer_name: str | None = None
     """Hugging Face tokenizer for token-exact clients; None = the model's."""
-    timeout: int = Field(default=1200, ge=1)
+    timeout: int = Field(default=1200, ge=1, le=LONGEST_S)
     """Seconds one request may take, all of it."""
-    num_max_requests_at_once: int = Field(default=512, ge=1)
+    num_max_requests_at_once: int = Field(default=512, ge=1, le=MOST)
     """Upper bound on requests in flight at this endpoint; the limiter adapts below it."""
     num_requests_for_eval: int = 64
     """Accepted for Atropos files; our one limiter per endpoint serves evaluation too."""
@@ -127,19 +147,21 @@ class ServerConfig(ConfigModel):
     """Accepted for Atropos files; does nothing: no traffic that costs money."""
     reasoning_effort: Annotated[str | None, AFFECTS_SCORE] = None
     """none, minimal, low, medium, high or xhigh, as the server understands it."""
-    max_reasoning_tokens: Annotated[int | None, AFFECTS_SCORE] = None
+    max_reasoning_tokens: Annotated[int | None, AFFECTS_SCORE] = Field(
+        default=None, ge=1, le=MOST_TOKENS
+    )
     """Tokens of reasoning, where the server has such a limit."""
-    context_tokens: int | None = None
+    context_tokens: int | None = Field(default=None, ge=1, le=MOST_TOKENS)
     """The model's context window; None = what the server says, if it says."""
     path: str | None = None
     """local: a GGUF file; None = the packaged 270M model."""
-    threads: int | None = None
+    threads: int | None = Field(default=None, ge=1, le=MOST_WORKERS)
     """local: CPU threads; None = all cores but one, at most 4."""
-    slots: int | None = Field(default=None, ge=1)
+    slots: int | None = Field(default=None, ge=1, le=MOST_WORKERS)
     """local: completions computed at the same time; None = 4."""
-    prompt_cost_usd_per_mtok: float | None = None
+    prompt_cost_usd_per_mtok: float | None = Field(default=None, ge=0)
     """Price per million prompt tokens, for the cost limit where the server reports no cost."""
-    completion_cost_usd_per_mtok: float | None = None
+    completion_cost_usd_per_mtok: float | None = Field(default=None, ge=0)
     """The same for completion tokens."""
 
     @field_validator("server_type", mode="before")
@@ -168,11 +190,13 @@ class AgentFields(ConfigModel):
     """Subtracted from the enabled ones."""
     distribution: Annotated[str | None, AFFECTS_SCORE] = None
     """Named toolset distribution, sampled once per group; exclusive with enabled_toolsets."""
-    max_agent_turns: Annotated[int, AFFECTS_SCORE] = Field(default=30, ge=1)
+    max_agent_turns: Annotated[int, AFFECTS_SCORE] = Field(default=30, ge=1, le=MOST)
     """Model calls per rollout."""
-    agent_temperature: Annotated[float, AFFECTS_SCORE] = Field(default=1.0, ge=0)
+    agent_temperature: Annotated[float, AFFECTS_SCORE] = Field(default=1.0, ge=0, le=100)
     """Sampling temperature; 0 = greedy."""
-    max_tokens_per_turn: Annotated[int | None, AFFECTS_SCORE] = Field(default=None, ge=1)
+    max_tokens_per_turn: Annotated[int | None, AFFECTS_SCORE] = Field(
+        default=None, ge=1, le=MOST_TOKENS
+    )
     """Cap on one completion in tokens."""
     system_prompt: Annotated[str | None, AFFECTS_SCORE] = None
     """First message of every conversation; None = none."""
@@ -184,11 +208,11 @@ class AgentFields(ConfigModel):
     """Whether earlier turns' reasoning is sent again; auto = as the provider wants it."""
     parallel_tool_calls: Annotated[bool, AFFECTS_SCORE] = False
     """Run read-only calls of one turn together."""
-    max_invalid_calls: Annotated[int, AFFECTS_SCORE] = Field(default=3, ge=1)
+    max_invalid_calls: Annotated[int, AFFECTS_SCORE] = Field(default=3, ge=1, le=MOST)
     """Turns in a row with only malformed calls before the rollout ends."""
-    max_calls_per_turn: Annotated[int, AFFECTS_SCORE] = Field(default=32, ge=1)
+    max_calls_per_turn: Annotated[int, AFFECTS_SCORE] = Field(default=32, ge=1, le=MOST)
     """Tool calls of one turn that are run; the model is told that the others were not."""
-    max_cost_usd: Annotated[float | None, AFFECTS_SCORE] = Field(default=None, gt=0)
+    max_cost_usd: Annotated[float | None, AFFECTS_SCORE] = Field(default=None, gt=0, le=MOST)
     """Cost limit of one rollout."""
 
     terminal_backend: Annotated[str, AFFECTS_SCORE] = Field(
@@ -196,17 +220,21 @@ class AgentFields(ConfigModel):
     )
     """Where commands run: local, docker, modal, daytona, ssh, singularity. The environment
     variable TERMINAL_ENV gives the default."""
-    terminal_timeout: Annotated[int, AFFECTS_SCORE] = Field(default=120, ge=1)
+    terminal_timeout: Annotated[int, AFFECTS_SCORE] = Field(default=120, ge=1, le=LONGEST_S)
     """Seconds per command."""
-    terminal_lifetime: int = Field(default=3600, ge=1)
+    terminal_lifetime: int = Field(default=3600, ge=1, le=LONGEST_S)
     """Seconds a sandbox may live, for tasks without deadlines; a cap only when set."""
     terminal_image: Annotated[str | None, AFFECTS_SCORE] = None
     """Image of tasks that name none."""
     terminal_network: Annotated[Literal["public", "none"] | None, AFFECTS_SCORE] = None
     """Network of tasks that do not say; None = the backend's default."""
-    terminal_cpus: Annotated[float | None, AFFECTS_SCORE] = Field(default=None, gt=0)
+    terminal_cpus: Annotated[float | None, AFFECTS_SCORE] = Field(
+        default=None, gt=0, le=MOST_WORKERS
+    )
     """Cores of tasks that do not say; None = no limit."""
-    terminal_memory_mb: Annotated[int | None, AFFECTS_SCORE] = Field(default=None, gt=0)
+    terminal_memory_mb: Annotated[int | None, AFFECTS_SCORE] = Field(
+        default=None, gt=0, le=MOST_MEMORY_MB
+    )
     """Memory in MiB of tasks that do not say; None = the backend's default."""
     force_build: Annotated[bool, AFFECTS_SCORE] = False
     """Build images from Dockerfiles although tasks name prebuilt ones."""
@@ -224,24 +252,24 @@ class AgentFields(ConfigModel):
     prompt_field: Annotated[str, AFFECTS_SCORE] = "prompt"
     """Column that holds the prompt."""
 
-    task_timeout: Annotated[float | None, AFFECTS_SCORE] = Field(default=None, gt=0)
+    task_timeout: Annotated[float | None, AFFECTS_SCORE] = Field(default=None, gt=0, le=LONGEST_S)
     """Cap on a task's agent deadline in seconds; None = the task's own, else 1800."""
-    test_timeout: Annotated[float | None, AFFECTS_SCORE] = Field(default=None, gt=0)
+    test_timeout: Annotated[float | None, AFFECTS_SCORE] = Field(default=None, gt=0, le=LONGEST_S)
     """Cap on a task's reward deadline in seconds; None = the task's own, else 600."""
-    setup_timeout: float = Field(default=600.0, gt=0)
+    setup_timeout: float = Field(default=600.0, gt=0, le=LONGEST_S)
     """Seconds for image and sandbox start of tasks that say nothing."""
 
-    max_running_sandboxes: int = Field(default=128, ge=1)
+    max_running_sandboxes: int = Field(default=128, ge=1, le=MOST)
     """Sandboxes alive at once."""
-    max_starting_sandboxes: int | None = Field(default=None, ge=1)
+    max_starting_sandboxes: int | None = Field(default=None, ge=1, le=MOST)
     """Sandboxes being started at once; None = the backend's own limit."""
-    max_model_calls: int = Field(default=256, ge=1)
+    max_model_calls: int = Field(default=256, ge=1, le=MOST)
     """Model calls in flight per endpoint."""
-    rollout_retries: int = Field(default=2, ge=0)
+    rollout_retries: int = Field(default=2, ge=0, le=MOST)
     """Fresh attempts after an infrastructure failure."""
-    tool_pool_size: int = Field(default=128, ge=1)
+    tool_pool_size: int = Field(default=128, ge=1, le=MOST_WORKERS)
     """Threads of the legacy shim in total."""
-    legacy_workers: int = Field(default=2, ge=0)
+    legacy_workers: int = Field(default=2, ge=0, le=MOST_WORKERS)
     """Worker processes of the legacy shim; 0 = threads in this process."""
     legacy_python: str | None = None
     """Interpreter of the workers, one that has hermes-agent; None = this one. It need not have
@@ -308,7 +336,7 @@ class AtroposFields(ConfigModel):
 class SelectionFields(ConfigModel):
     """Which tasks run, how often, and from which seed."""
 
-    attempts: Annotated[int, AFFECTS_SCORE] = Field(default=1, ge=1)
+    attempts: Annotated[int, AFFECTS_SCORE] = Field(default=1, ge=1, le=MOST_ROLLOUTS)
     """Rollouts per task."""
     seed: Annotated[int, AFFECTS_SCORE] = 0
     """Seeds sampling and generated tasks."""
@@ -316,6 +344,25 @@ class SelectionFields(ConfigModel):
     """Tasks to run: ids, globs, or key=glob on a task's metadata (split=train); None = all."""
     skip_tasks: Annotated[list[str] | None, AFFECTS_SCORE] = None
     """Tasks to leave out, written as in task_filter."""
+
+
+_ATROPOS_RANGES: dict[str, tuple[float, float]] = {
+    "group_size": (1, MOST_WORKERS),
+    "max_num_workers": (-1, MOST_WORKERS),
+    "max_num_workers_per_node": (1, MOST_WORKERS),
+    "steps_per_eval": (-1, MOST),
+    "eval_limit_ratio": (0, 1),
+    "inference_weight": (0, MOST),
+    "batch_size": (-1, MOST),
+    "max_batches_offpolicy": (1, MOST),
+    "total_steps": (-1, MOST),
+    "num_rollouts_to_keep": (0, MOST),
+    "num_rollouts_per_group_for_logging": (-1, MOST),
+    "min_items_sent_before_logging": (0, MOST),
+    "min_batch_allocation": (0, 1),
+    "worker_timeout": (0, LONGEST_S),
+}
+"""Least and greatest values of Atropos' fields, wherever they are declared."""
 
 
 class TrainingFields(ConfigModel):
@@ -327,24 +374,43 @@ class TrainingFields(ConfigModel):
     """Which token sequence of a forked rollout is trained on."""
     resend_on_restart: bool = False
     """Send again what a restarted trajectory API had taken but not handed out."""
-    api_wait_s: float = Field(default=300.0, ge=0)
+    api_wait_s: float = Field(default=300.0, ge=0, le=LONGEST_S)
     """serve: seconds for which the trajectory API may be away before the run ends."""
     jsonl_rows: Literal["group", "trajectory"] = "group"
     """process: one line per group, or one per trajectory."""
+
+    @field_validator(*_ATROPOS_RANGES, check_fields=False)
+    @classmethod
+    def _is_in_range(cls, value: float | None, info: ValidationInfo) -> float | None:
+        least, greatest = _ATROPOS_RANGES[info.field_name or ""]
+        if value is not None and not least <= value <= greatest:
+            raise ValueError(f"must lie between {least} and {greatest}")
+        return value
+
+    @field_validator("max_num_workers", check_fields=False)
+    @classmethod
+    def _has_workers(cls, value: int) -> int:
+        if value == 0:
+            raise ValueError("0 workers would wait for ever; -1 stands for the default")
+        return value
 
 
 class EnvConfig(AgentFields, SelectionFields, TrainingFields, AtroposFields):
     """Configuration of ``evaluate``; needs no Atropos, reads Atropos' YAML files."""
 
-    max_token_length: Annotated[int | None, AFFECTS_SCORE] = Field(default=None, ge=1)
+    max_token_length: Annotated[int | None, AFFECTS_SCORE] = Field(
+        default=None, ge=1, le=MOST_TOKENS
+    )
     """Tokens of one sequence, prompt included; None = the model's context."""
     thinking_mode: Annotated[bool, AFFECTS_SCORE] = False
     """Ask the server for reasoning (extra_body {"reasoning": {"enabled": true}})."""
     reasoning_effort: Annotated[str | None, AFFECTS_SCORE] = None
     """Default of every server's reasoning_effort."""
-    max_reasoning_tokens: Annotated[int | None, AFFECTS_SCORE] = Field(default=None, ge=1)
+    max_reasoning_tokens: Annotated[int | None, AFFECTS_SCORE] = Field(
+        default=None, ge=1, le=MOST_TOKENS
+    )
     """Default of every server's max_reasoning_tokens."""
-    max_eval_workers: int = Field(default=16, ge=1)
+    max_eval_workers: int = Field(default=16, ge=1, le=MOST_WORKERS)
     """Rollouts running at once in evaluate."""
     data_dir_to_save_evals: str | None = None
     """Run directory; None = runs/<task set>-<time>."""

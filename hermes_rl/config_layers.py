@@ -16,6 +16,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from pydantic import SecretStr, ValidationError
 
+from hermes_rl.bounds import shown
 from hermes_rl.config import (
     AFFECTS_SCORE,
     AtroposFields,
@@ -106,6 +107,8 @@ def _validated(
     except ValidationError as error:
         faults = [_fault(fault, model, section, sources) for fault in error.errors()]
         raise ConfigError("\n".join(faults)) from None
+    except RecursionError:
+        raise ConfigError(f"{section}: a value is nested too deeply.") from None
     result.__pydantic_fields_set__ = set(sources)
     return result
 
@@ -124,7 +127,7 @@ def _fault(
         near = difflib.get_close_matches(path[0], model.model_fields, n=1, cutoff=0.4)
         hint = f" Did you mean {section}.{near[0]}?" if near else ""
         return f"Unknown field {name}{source}.{hint}"
-    given = "" if model.takes(path[0], SecretStr) else f", not {fault['input']!r}"
+    given = "" if model.takes(path[0], SecretStr) else f", not {shown(fault['input'])}"
     return f"{name}{source}: {message}{given}."
 
 

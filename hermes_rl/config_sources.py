@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-import yaml
 from dotenv import dotenv_values
 
+from hermes_rl.bounds import shown
 from hermes_rl.config import ConfigModel, EnvConfig, ServerConfig
+from hermes_rl.config_yaml import read_yaml_file
 from hermes_rl.errors import ConfigError, UnknownName
 from hermes_rl.types import JSONObject
 
@@ -159,7 +160,7 @@ def _json_of(flag: Flag, kind: str) -> Any:
         return orjson.loads(flag.value or "")
     except orjson.JSONDecodeError as error:
         raise ConfigError(
-            f"{flag} wants a JSON {kind}, which {flag.value!r} is not: {error}"
+            f"{flag} wants a JSON {kind}, which {shown(flag.value)} is not: {error}"
         ) from error
 
 
@@ -170,12 +171,7 @@ def read_yaml(path: Path) -> Layer:
         ConfigError: The file cannot be read, is no YAML, or has an unknown section.
     """
     source = f"--config {path}"
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{source} cannot be read: {error.strerror or error}.") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{source} is not valid YAML: {_one_line(error)}") from error
+    content = read_yaml_file(path, source)
     return yaml_layer({} if content is None else content, source)
 
 
@@ -206,10 +202,6 @@ def yaml_layer(content: object, source: str) -> Layer:
 
 def _is_section(value: object) -> bool:
     return isinstance(value, dict) and all(isinstance(key, str) for key in value)
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
 
 
 def load_dotenv(folder: Path) -> list[str]:

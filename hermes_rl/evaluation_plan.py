@@ -12,9 +12,10 @@ from pathlib import Path
 from anyio import CapacityLimiter, to_thread
 
 import hermes_rl
+from hermes_rl.bounds import MOST_ROLLOUTS
 from hermes_rl.config import EnvConfig, ServerConfig
 from hermes_rl.config_layers import public_config, score_config
-from hermes_rl.errors import RunLogError, TaskError
+from hermes_rl.errors import ConfigError, RunLogError, TaskError
 from hermes_rl.legacy.catalog import catalog_of
 from hermes_rl.plan import plan_run
 from hermes_rl.runlog.files import RESULTS, artifacts_name
@@ -89,6 +90,7 @@ async def plan_evaluation(
         RunLogError: The directory holds a run already, or none to resume.
         ResumeMismatch: Something that affects scores differs from the recorded run.
     """
+    check_size(len(selection.tasks), env.attempts)
     check_solutions(selection, servers)
     catalog = await catalog_of(env)
     plans = await plan_run(env, selection.tasks.values(), availability=catalog.availability)
@@ -109,6 +111,19 @@ async def plan_evaluation(
         is_resumed=resume,
         workers=env.max_eval_workers,
     )
+
+
+def check_size(tasks: int, attempts: int) -> None:
+    """Refuse a run of more rollouts than one run directory can hold.
+
+    Raises:
+        ConfigError: Says how many attempts are possible.
+    """
+    if tasks * attempts > MOST_ROLLOUTS:
+        raise ConfigError(
+            f"env.attempts: {tasks} tasks x {attempts} attempts are more than {MOST_ROLLOUTS} "
+            f"rollouts, the most of one run; for so many tasks at most {MOST_ROLLOUTS // tasks}."
+        )
 
 
 def check_solutions(selection: TaskSelection, servers: Sequence[ServerConfig]) -> None:

@@ -32,9 +32,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from hermes_rl.bounds import LONGEST_S, MOST, MOST_MEMORY_MB, MOST_WORKERS, value_fault
 from hermes_rl.errors import TaskError
 from hermes_rl.sandbox import SandboxSpec
 from hermes_rl.types import AgentResult, Message, Reward
+
+_SECONDS = ("setup_s", "agent_s", "reward_s")
 
 if TYPE_CHECKING:
     from hermes_rl.context import ToolContext
@@ -175,21 +178,48 @@ def describe(task: Task) -> TaskDescription:
         raise TaskError(f"{task!r} needs an 'id': a non-empty string, unique in its task set.")
     if not prompt:
         raise TaskError(f"Task {task.id!r} has no prompt.")
+    deadlines = getattr(task, "deadlines", None) or Deadlines()
+    sandbox = getattr(task, "sandbox", None) or SandboxSpec()
+    metadata = getattr(task, "metadata", None) or {}
+    _check_limits(task.id, deadlines, sandbox)
+    if (fault := value_fault([task.id, prompt, metadata])) is not None:
+        raise TaskError(f"Task {task.id!a}: its id, prompt or metadata {fault}.")
     messages: tuple[Message, ...] = (
         ({"role": "user", "content": prompt},) if isinstance(prompt, str) else tuple(prompt)
     )
     return TaskDescription(
         id=task.id,
         messages=messages,
-        sandbox=getattr(task, "sandbox", None) or SandboxSpec(),
-        deadlines=getattr(task, "deadlines", None) or Deadlines(),
-        metadata=getattr(task, "metadata", None) or {},
+        sandbox=sandbox,
+        deadlines=deadlines,
+        metadata=metadata,
         solution=getattr(task, "solution", None),
         agent_user=getattr(task, "agent_user", None),
         sync_reward=bool(getattr(task, "sync_reward", False)),
         setup=getattr(task, "setup", None),
         compact=getattr(task, "compact", None),
     )
+
+
+def _check_limits(task_id: str, deadlines: Deadlines, sandbox: SandboxSpec) -> None:
+    """Refuse limits that no clock or machine could keep."""
+    limits = {
+        **{f"deadlines.{name}": (getattr(deadlines, name), LONGEST_S) for name in _SECONDS},
+        "sandbox.build_timeout_s": (sandbox.build_timeout_s, LONGEST_S),
+        "sandbox.start_timeout_s": (sandbox.start_timeout_s, LONGEST_S),
+        "sandbox.lease_s": (sandbox.lease_s, LONGEST_S),
+        "sandbox.cpus": (sandbox.cpus, MOST_WORKERS),
+        "sandbox.memory_mb": (sandbox.memory_mb, MOST_MEMORY_MB),
+        "sandbox.pids": (sandbox.pids, MOST),
+    }
+    for name, (value, greatest) in limits.items():
+        if value is not None and not 0 < value <= greatest:
+            raise TaskError(
+                f"Task {task_id!r}: {name} is {value!r}; give a number above 0 and at most "
+                f"{greatest}."
+            )
+    if not 0 <= deadlines.reward_margin_s <= LONGEST_S:
+        raise TaskError(f"Task {task_id!r}: deadlines.reward_margin_s is no length of time.")
 
 
 def normalise_reward(value: float | Reward, task_id: str) -> Reward:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Annotated, Self
 
 from atroposlib.envs.base import BaseEnvConfig
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
+from hermes_rl.bounds import MOST_TOKENS
 from hermes_rl.config import AFFECTS_SCORE, AgentFields, SelectionFields, TrainingFields
 
 __all__ = ["HermesAgentEnvConfig"]
@@ -26,7 +27,9 @@ class HermesAgentEnvConfig(
     ``tokenizer_name`` is loaded only when it was set.
     """
 
-    max_token_length: Annotated[int | None, AFFECTS_SCORE] = 2048
+    max_token_length: Annotated[int | None, AFFECTS_SCORE] = Field(
+        default=2048, ge=1, le=MOST_TOKENS
+    )
     """Tokens of one sequence, prompt included; None = the model's context (as in evaluate)."""
 
     @model_validator(mode="after")

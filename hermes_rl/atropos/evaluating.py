@@ -15,7 +15,7 @@ from hermes_rl.config_layers import public_config
 from hermes_rl.engine import RolloutEngine
 from hermes_rl.errors import ConfigError, TaskError
 from hermes_rl.evaluation import Evaluation, OnProgress, run_header
-from hermes_rl.evaluation_plan import check_solutions, model_label
+from hermes_rl.evaluation_plan import check_size, check_solutions, model_label
 from hermes_rl.plan import plan_all
 from hermes_rl.runlog.exports import flat_metrics
 from hermes_rl.runlog.files import RESULTS, write_whole
@@ -73,6 +73,7 @@ async def evaluate_items(
     by_id = {task.id: task for task in chosen}
     if len(by_id) != len(chosen):
         raise TaskError("Two items have the same id; give each its own 'id'.")
+    check_size(len(chosen), config.attempts)
     plans = plan_all(config, chosen, availability=engine.availability)
     version = getattr(env, "version", None)
     selection = TaskSelection(

@@ -30,6 +30,7 @@ from hermes_rl.engine import RolloutEngine
 from hermes_rl.errors import ConfigError, HermesRLError
 from hermes_rl.evaluation import Evaluation
 from hermes_rl.evaluation_plan import EvaluationPlan, new_run_directory, plan_evaluation
+from hermes_rl.garbage import rare_full_collections
 from hermes_rl.runlog.scores import Summary
 from hermes_rl.runlog.writer import RunLog
 from hermes_rl.task_selection import load_selection
@@ -107,7 +108,7 @@ class _Session:
             self._display.say(line)
         plan = await self._plan()
         if not plan.selection.tasks:
-            self._display.say("Nothing to evaluate: env.skip_tasks leaves out every task.")
+            self._display.say("Nothing to evaluate: task_filter and skip_tasks leave no task.")
             return ExitCode.NOTHING_DONE
         async with anyio.create_task_group() as group:
             group.start_soon(self._display.run)
@@ -142,7 +143,8 @@ class _Session:
                     on_progress=self._display.update,
                 )
                 try:
-                    summary = await evaluation.run()
+                    async with rare_full_collections():
+                        summary = await evaluation.run()
                 finally:
                     self._keep_report(log, evaluation.summary)
                 await log_evaluation(tracker, summary, list(log.records.values()))

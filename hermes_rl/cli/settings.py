@@ -73,7 +73,9 @@ def evaluate_settings(
         RunLogError: The run to resume cannot be read.
     """
     recorded = read_config(resume) if resume else None
-    source = find_tasks(tasks or _recorded_tasks(recorded, resume) or DEFAULT_TASKS)
+    if tasks is None:
+        tasks = _recorded_tasks(recorded, resume) or DEFAULT_TASKS
+    source = find_tasks(tasks)
     layers = [source.init]
     if recorded is not None:
         layers += recorded_layers(recorded, f"the run in {resume}")

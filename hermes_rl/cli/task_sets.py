@@ -87,6 +87,8 @@ def find_tasks(spec: str) -> TaskSource:
         UnknownName: It is none of the three forms, or no such class.
         TaskError: The file cannot be imported.
     """
+    if not spec.strip():
+        raise TaskError(f"TASKS is empty ({spec!r}). 'hermes_rl list tasks' names the task sets.")
     path, colon, name = spec.rpartition(":")
     if colon and path.endswith(".py"):
         return _from_file(Path(path), name)
