@@ -120,7 +120,8 @@ TABLE: tuple[Row, ...] = (
     Row(
         r"manifest.unknown|name.unknown|not found: manifest|repository .*not found"
         r"|requested access to the resource is denied|authentication required|unauthorized"
-        r"|no such image|reference does not exist|could not parse reference|archive file: open .*no such file"
+        r"|no such image|reference does not exist|could not parse reference"
+        r"|archive file: open .*no such file"
         r"|failed to (resolve|retrieve) (path|source)|lstat .*no such file",
         _no_image,
     ),

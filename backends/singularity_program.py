@@ -155,6 +155,7 @@ class Confinement:
             argv += ["--overlay", str(overlay)]
         else:
             argv += ["--writable-tmpfs"]
+        argv += ["--bind", FULL]
         for here, there in binds.items():
             argv += ["--bind", f"{here}:{there}:ro"]
         for here, there in (writable_binds or {}).items():
@@ -164,6 +165,8 @@ class Confinement:
         return [*argv, *limits, image, *command]
 
 
+FULL = "/dev/full"
+"""A device that Docker's containers have and contained ones lack."""
 HOME = "/home/agent"
 """Where a home directory of ours is mounted, for users that are nobody in the image."""
 

@@ -335,7 +335,7 @@ class Processes:
                 id is None
                 or pid == main
                 or parent in inside
-                or int(fields[3]) == main
+                or (main and int(fields[3]) == main)  # 0: a session begun outside our namespace
                 or self.is_marked(pid, id)
             ):
                 inside.add(pid)

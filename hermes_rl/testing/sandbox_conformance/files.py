@@ -23,9 +23,11 @@ class FileConformance(ConformanceBase):
 
     Attributes:
         unwritable: A file that no user of the sandbox may write to, not even root.
+        longest_name_bytes: What its file system takes.
     """
 
     unwritable = "/sys/kernel/uevent_seqnum"
+    longest_name_bytes = 255
 
     async def make(self, sandbox: Sandbox, code: str, *arguments: str) -> str:
         """Run a Python program in the sandbox's own directory and return what it printed."""
@@ -236,7 +238,7 @@ class FileConformance(ConformanceBase):
             "*",
             "$HOME",
             "\udcff\udcfe",
-            "x" * 255,
+            "x" * self.longest_name_bytes,
         ]
         for name in names:
             await sandbox.write(f"{directory}/{name}", name.encode("utf-8", "surrogateescape"))
