@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from hermes_rl.packed import packed_floats, packed_ints
+
 __all__ = [
     "AgentResult",
     "Completion",
@@ -250,8 +252,9 @@ class Completion:
 class TokenSequence:
     """One exact token sequence of a rollout (token-exact clients only).
 
-    Invariant: the three lists have equal length; ``masked_tokens`` is -100 and ``logprobs`` is
-    1.0 exactly where the policy did not sample.
+    Invariant: the three sequences have equal length; ``masked_tokens`` is -100 and ``logprobs``
+    is 1.0 exactly where the policy did not sample. Whatever sequences they are made of, they are
+    kept packed (:mod:`hermes_rl.packed`).
 
     Attributes:
         tokens: Token ids, prompt and samples, in the order the server saw them.
@@ -260,13 +263,16 @@ class TokenSequence:
         metadata: Finish reasons, weight versions, forks, the server's logprob mode.
     """
 
-    tokens: list[int]
-    masked_tokens: list[int]
-    logprobs: list[float]
+    tokens: Sequence[int]
+    masked_tokens: Sequence[int]
+    logprobs: Sequence[float]
     metadata: JSONObject = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Check the length invariant."""
+        """Pack the sequences and check the length invariant."""
+        self.tokens = packed_ints(self.tokens)
+        self.masked_tokens = packed_ints(self.masked_tokens)
+        self.logprobs = packed_floats(self.logprobs)
         if not len(self.tokens) == len(self.masked_tokens) == len(self.logprobs):
             raise ValueError("tokens, masked_tokens and logprobs must have equal length")
 
@@ -314,7 +320,7 @@ class AgentResult:
         reasoning_per_turn: One entry per turn, None where there was none.
         tool_errors: Failed calls.
         managed_state: ``{"nodes": [{tokens, masked_tokens, logprobs, metadata}]}`` from
-            token-exact clients, else None.
+            token-exact clients, else None; the first three as in :class:`TokenSequence`.
         stop_reason: Why it ended.
         usage: Tokens and cost of all turns.
         timings: Seconds by kind.

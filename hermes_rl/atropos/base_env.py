@@ -44,6 +44,7 @@ from hermes_rl.atropos.group_members import GroupMembers
 from hermes_rl.atropos.group_state import GroupState, current_group, group_scope
 from hermes_rl.atropos.groups import merge_items, to_item
 from hermes_rl.atropos.item_task import ItemTask
+from hermes_rl.atropos.packing import listed, packed
 from hermes_rl.atropos.refused import Refused
 from hermes_rl.atropos.scoring import Tokenizer, scored_sequence
 from hermes_rl.atropos.servers import ServerAdapter, server_configs_of
@@ -294,7 +295,8 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc] # atroposlib has no typ
             return None, []
         self.count("sampled_tokens_left_out", sequence.left_out)
         self._note_rollout(result, len(sequence.tokens))
-        return to_item(sequence), []
+        scored = to_item(sequence)
+        return await listed(scored) if self._overrides("collect_trajectory") else scored, []
 
     async def collect_trajectories(self, item: Any) -> tuple[JSONObject | None, list[Any]]:
         """Run one group; its rollouts run side by side and fail alone.
@@ -320,6 +322,18 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc] # atroposlib has no typ
     async def postprocess_histories(self, trajectories: Any) -> Any:
         """Change a group before it is written and sent; default: as it is."""
         return trajectories
+
+    async def postprocessed(self, group: Any) -> Any:
+        """Return a group as :meth:`postprocess_histories` leaves it, packed."""
+        if group is not None and self._overrides("postprocess_histories"):
+            group = await listed(group)
+        group = await self.postprocess_histories(group)
+        return await packed(group) if group else group
+
+    def _overrides(self, hook: str) -> bool:
+        """Say whether a hook is a subclass's own; only then are lists made for it."""
+        own = getattr(getattr(self, hook), "__func__", None)
+        return own is not getattr(HermesAgentBaseEnv, hook)
 
     # Evaluation.
 
@@ -403,7 +417,8 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc] # atroposlib has no typ
     async def note_group(self, group: JSONObject) -> None:
         """Remember a scored group for the next log; called once per group that counts."""
         self._scores.extend(group["scores"])
-        await self.add_rollouts_for_wandb(group)
+        own = self._overrides("add_rollouts_for_wandb")
+        await self.add_rollouts_for_wandb(await listed(group) if own else group)
 
     async def add_rollouts_for_wandb(self, scored_data: Any, item: Any = None) -> None:
         """Keep rollouts of a group for the wandb table: readable conversations and scores."""

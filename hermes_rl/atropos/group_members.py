@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import anyio
 
 from hermes_rl.atropos.config import HermesAgentEnvConfig
+from hermes_rl.atropos.packing import packed
 from hermes_rl.errors import ConfigError, HermesRLError
 from hermes_rl.types import JSONObject
 
@@ -82,7 +83,7 @@ class GroupMembers:
                 item, backlog = None, []
             self._backlog.extend(backlog)
             if item is not None:
-                self._items.append(item)
+                self._items.append(await packed(item))
                 return
             self._failures += 1
             if self._failures > self._allowed:

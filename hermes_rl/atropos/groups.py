@@ -6,9 +6,11 @@ which one is sent (``longest`` by sampled tokens, ``last``, or ``drop`` the roll
 tokens left out are counted, never silently lost.
 
 Keys and shapes: ``tokens``, ``masks`` (-100 where the policy did not sample) and
-``inference_logprobs`` (1.0 there) are lists of equally long lists, one per rollout; ``scores`` a
-list of floats; ``messages`` a list of conversations whose messages all have ``role`` and
-``content``. Source: ``atroposlib`` 0.4.0, ``ScoredDataGroup`` and ``api/server.py``.
+``inference_logprobs`` (1.0 there) are lists of equally long sequences, one per rollout; ``scores``
+a list of floats; ``messages`` a list of conversations whose messages all have ``role`` and
+``content``. The long sequences are packed (:mod:`hermes_rl.packed`) wherever a group waits; hooks
+of an environment get them as lists (:mod:`hermes_rl.atropos.packing`). Source: ``atroposlib``
+0.4.0, ``ScoredDataGroup`` and ``api/server.py``.
 """
 
 from __future__ import annotations
@@ -54,9 +56,9 @@ class ScoredSequence:
         left_out: Sampled tokens in other segments of a forked rollout.
     """
 
-    tokens: list[int]
-    masks: list[int]
-    logprobs: list[float] | None
+    tokens: Sequence[int]
+    masks: Sequence[int]
+    logprobs: Sequence[float] | None
     score: float
     messages: list[Message]
     overrides: JSONObject = field(default_factory=dict)
@@ -91,11 +93,11 @@ def choose_sequence(
     """
     if not sequences:
         return None, 0
-    total = sum(map(sampled_count, sequences))
+    sampled = list(map(sampled_count, sequences))
     if len(sequences) > 1 and policy == "drop":
-        return None, total
-    chosen = sequences[-1] if policy == "last" else max(sequences, key=sampled_count)
-    return chosen, total - sampled_count(chosen)
+        return None, sum(sampled)
+    index = len(sequences) - 1 if policy == "last" else sampled.index(max(sampled))
+    return sequences[index], sum(sampled) - sampled[index]
 
 
 def wire_messages(messages: Sequence[Message]) -> list[Message]:
@@ -123,12 +125,14 @@ def to_item(sequence: ScoredSequence) -> JSONObject:
 def merge_items(items: Sequence[Mapping[str, Any]]) -> JSONObject:
     """Merge ``ScoredDataItem`` mappings into one group; every list has one entry per item.
 
+    Long sequences stay as they are.
+
     Raises:
         ConfigError: Only some of the items have an optional key; the lists would not line up.
     """
     group: JSONObject = {
-        "tokens": [list(item["tokens"]) for item in items],
-        "masks": [list(item["masks"]) for item in items],
+        "tokens": [item["tokens"] for item in items],
+        "masks": [item["masks"] for item in items],
         "scores": [float(item["scores"]) for item in items],
         "messages": [wire_messages(item.get("messages") or []) for item in items],
         "overrides": [dict(item.get("overrides") or {}) for item in items],

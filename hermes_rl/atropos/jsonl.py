@@ -18,7 +18,7 @@ import anyio
 import anyio.to_thread
 import orjson
 
-from hermes_rl.atropos.encoding import encode_group
+from hermes_rl.atropos.encoding import encode_parts
 from hermes_rl.atropos.groups import split_group
 from hermes_rl.errors import RunLogError
 from hermes_rl.runlog.files import AppendFile
@@ -121,8 +121,10 @@ class GroupFile:
             RunLogError: The disk is full or the file cannot be written.
         """
         parts = split_group(group) if self._rows == "trajectory" else [dict(group)]
-        data = bytearray()
+        data: list[bytes] = []
         for index, part in enumerate(parts):
             mark = {"group": number, "item": item, "row": index, "rows": len(parts)}
-            data += await encode_group(in_atropos_order(part) | {"hermes": mark}) + b"\n"
-        await anyio.to_thread.run_sync(self._file.append, bytes(data), limiter=_writing)
+            data += await encode_parts(in_atropos_order(part) | {"hermes": mark})
+            data.append(b"\n")
+        # Joined in the thread: many megabytes.
+        await anyio.to_thread.run_sync(lambda: self._file.append(b"".join(data)), limiter=_writing)

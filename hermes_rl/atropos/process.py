@@ -179,7 +179,7 @@ class Processor:
     async def _write(self, file: GroupFile, group: Any, number: int, item: Any) -> None:
         kept: list[JSONObject] = []
         for one in group if isinstance(group, list) else [group]:
-            processed = await self._env.postprocess_histories(one) if one else None
+            processed = await self._env.postprocessed(one) if one else None
             if processed and self._is_kept(processed):
                 kept.append(processed)
         if not kept:

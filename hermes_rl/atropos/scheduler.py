@@ -316,7 +316,7 @@ class Scheduler:
                     _bound(sending)
                 for one in group if isinstance(group, list) else [group]:
                     if one is not None:
-                        await self._deliver(await self._env.postprocess_histories(one))
+                        await self._deliver(await self._env.postprocessed(one))
         except APIUnavailable:
             self.counters.unsent += 1
             raise

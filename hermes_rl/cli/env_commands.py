@@ -34,6 +34,7 @@ from hermes_rl.config import ServerConfig
 from hermes_rl.config_layers import layer_of_models, public_config, resolve, with_reasoning
 from hermes_rl.config_sources import Flag, Layer, flag_layer, load_dotenv, read_yaml, split_flags
 from hermes_rl.errors import ConfigError, HermesRLError, TaskError
+from hermes_rl.garbage import rare_full_collections
 
 __all__ = ["COMMANDS", "add_arguments", "cli", "make_environment", "run_command"]
 
@@ -106,13 +107,16 @@ async def _serve(env: HermesAgentBaseEnv, arguments: argparse.Namespace) -> int:
                 scheduler = Scheduler(env, api)
                 stops.append(scheduler.stop)
                 await scheduler.connect()
-                async with open_tracker(
-                    enabled=config.use_wandb,
-                    name=name,
-                    config=public_config(config, env.server_configs),
-                    project=env.wandb_project,
-                    group=env.wandb_group,
-                ) as env.tracker:
+                async with (
+                    open_tracker(
+                        enabled=config.use_wandb,
+                        name=name,
+                        config=public_config(config, env.server_configs),
+                        project=env.wandb_project,
+                        group=env.wandb_group,
+                    ) as env.tracker,
+                    rare_full_collections(),
+                ):
                     await scheduler.run()
                 _report_serve(name, scheduler, api)
     return interruption.exit_code or ExitCode.OK
@@ -138,7 +142,8 @@ async def _process(env: HermesAgentBaseEnv, arguments: argparse.Namespace) -> in
         ) as env.tracker,
     ):
         await env.setup()
-        await processor.run()
+        async with rare_full_collections():
+            await processor.run()
     done = processor.counters
     print(
         f"{path}: {done.written} groups written, {done.skipped} were there, "
@@ -165,7 +170,8 @@ async def _evaluate(env: HermesAgentBaseEnv, arguments: argparse.Namespace) -> i
         ) as env.tracker,
     ):
         await env.setup()
-        await env.evaluate()
+        async with rare_full_collections():
+            await env.evaluate()
     return _report_evaluation(env)
 
 

@@ -51,6 +51,7 @@ from hermes_rl.model.sample import Sample
 from hermes_rl.model.server_template import ServerTemplate, TemplateRefused
 from hermes_rl.model.token_exact import TokenExactModel
 from hermes_rl.model.wire import ReasoningInHistory
+from hermes_rl.packed import packed_ints
 from hermes_rl.parsers import get_parser
 from hermes_rl.types import JSONObject, ToolCallParser
 
@@ -125,7 +126,7 @@ class LlamaCppServer:
         fields = {
             **SAMPLERS,
             **REPLY,
-            "prompt": list(prompt_ids),
+            "prompt": packed_ints(prompt_ids),
             "n_predict": -1 if max_tokens is None else max_tokens,
             "temperature": temperature,
             "top_p": 1.0 if top_p is None else top_p,
@@ -144,7 +145,9 @@ class LlamaCppServer:
         logprobs = read_logprobs(reply, ids)
         if logprobs is None:
             logprobs = [
-                await self.logprob([*prompt_ids, *ids[:position]], ids[position], timeout_s)
+                await self.logprob(
+                    packed_ints(prompt_ids) + ids[:position], ids[position], timeout_s
+                )
                 for position in range(len(ids))
             ]
         if finish == "stop" and ids:
@@ -238,7 +241,7 @@ class LlamaCppServer:
             fields = {
                 **SAMPLERS,
                 **REPLY,
-                "prompt": list(prompt_ids),
+                "prompt": packed_ints(prompt_ids),
                 "n_predict": 1,
                 "n_probs": candidates,
                 "temperature": 0.0,

@@ -10,6 +10,7 @@ import orjson
 from hermes_rl.errors import ModelProtocolError
 from hermes_rl.model.sample import Finish
 from hermes_rl.model.wire import valid_unicode
+from hermes_rl.packed import Packed
 from hermes_rl.types import JSONObject
 
 __all__ = [
@@ -58,11 +59,17 @@ FINISH: Mapping[object, Finish] = {"eos": "stop", "limit": "length"}
 
 
 def encoded(fields: JSONObject) -> bytes:
-    """Return a request's body."""
+    """Return a request's body; packed numbers become lists in it."""
     try:
-        return orjson.dumps(fields)
+        return orjson.dumps(fields, default=_listed)
     except TypeError:  # Lone surrogates, which no tokenizer could read.
-        return orjson.dumps(valid_unicode(fields))
+        return orjson.dumps(valid_unicode(fields), default=_listed)
+
+
+def _listed(value: object) -> list[int]:
+    if isinstance(value, Packed):
+        return value.tolist()
+    raise TypeError
 
 
 def read_ids(reply: JSONObject) -> list[int]:
@@ -72,7 +79,7 @@ def read_ids(reply: JSONObject) -> list[int]:
         ModelProtocolError: It has none.
     """
     ids = reply.get("tokens")
-    if not isinstance(ids, list) or not all(type(token_id) is int for token_id in ids):
+    if not isinstance(ids, list) or set(map(type, ids)) - {int}:
         raise ModelProtocolError("The server gave no token ids; is it llama.cpp?")
     return ids
 

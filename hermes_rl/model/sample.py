@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from hermes_rl.errors import ModelProtocolError
+from hermes_rl.packed import Packed, packed_floats, packed_ints
 from hermes_rl.types import JSONObject, TokenSequence
 
 __all__ = ["ExactTokens", "Finish", "Sample", "TokenServer"]
@@ -39,7 +40,8 @@ class Sample:
         cached_tokens: Leading prompt ids that the server had in its cache.
 
     Raises:
-        ModelProtocolError: There is not exactly one log-probability per id.
+        ModelProtocolError: There is not exactly one log-probability per id, or an id has more
+            than 31 bits.
     """
 
     ids: Sequence[int]
@@ -50,7 +52,8 @@ class Sample:
     cached_tokens: int = 0
 
     def __post_init__(self) -> None:
-        """Check that ids and log-probabilities belong together."""
+        """Pack the numbers; check that ids and log-probabilities belong together."""
+        self._pack()
         if len(self.ids) != len(self.logprobs):
             raise ModelProtocolError(
                 f"The server sampled {len(self.ids)} tokens and gave {len(self.logprobs)} "
@@ -60,6 +63,15 @@ class Sample:
         if wrong is not None:
             raise ModelProtocolError(f"The server gave {wrong!r} as a log-probability.")
 
+    def _pack(self) -> None:
+        try:
+            object.__setattr__(self, "ids", packed_ints(self.ids))
+            if self.prompt_ids is not None:
+                object.__setattr__(self, "prompt_ids", packed_ints(self.prompt_ids))
+        except OverflowError:
+            raise ModelProtocolError("The server gave a token id of more than 31 bits.") from None
+        object.__setattr__(self, "logprobs", packed_floats(self.logprobs))
+
     def first(self, count: int) -> Sample:
         """Return the sample cut after ``count`` ids, as a turn that ended there."""
         return replace(self, ids=self.ids[:count], logprobs=self.logprobs[:count], finish="stop")
@@ -68,8 +80,8 @@ class Sample:
         """Return this sample continued by one whose prompt was this prompt and these ids."""
         return replace(
             self,
-            ids=[*self.ids, *more.ids],
-            logprobs=[*self.logprobs, *more.logprobs],
+            ids=packed_ints(self.ids) + more.ids,
+            logprobs=packed_floats(self.logprobs) + more.logprobs,
             finish=more.finish,
         )
 
@@ -116,13 +128,13 @@ class ExactTokens:
     """The tokens of one unforked conversation. Grows by whole turns only."""
 
     def __init__(self) -> None:
-        self._tokens: list[int] = []
-        self._masked: list[int] = []
-        self._logprobs: list[float] = []
+        self._tokens = packed_ints(())
+        self._masked = packed_ints(())
+        self._logprobs = packed_floats(())
         self._turns: list[Sample] = []
 
     @property
-    def tokens(self) -> Sequence[int]:
+    def tokens(self) -> Packed[int]:
         """Ids so far, prompts and samples, in the order in which the server saw them."""
         return self._tokens
 
@@ -138,13 +150,14 @@ class ExactTokens:
 
     def add_turn(self, new_ids: Sequence[int], sample: Sample) -> None:
         """Append what was shown since the last turn, and the turn sampled after it."""
-        self._tokens += [*new_ids, *sample.ids]
-        self._masked += [*[IGNORED] * len(new_ids), *sample.ids]
-        self._logprobs += [*[NOT_SAMPLED_LOGPROB] * len(new_ids), *sample.logprobs]
+        shown = len(new_ids)
+        self._tokens += packed_ints(new_ids) + sample.ids
+        self._masked += packed_ints([IGNORED] * shown) + sample.ids
+        self._logprobs += packed_floats([NOT_SAMPLED_LOGPROB] * shown) + sample.logprobs
         self._turns.append(sample)
 
     def to_sequence(self, metadata: JSONObject) -> TokenSequence:
-        """Return a copy in the form that trainers get, with the turns' metadata added."""
+        """Return the form that trainers get, with the turns' metadata added."""
         versions = [turn.weight_version for turn in self._turns]
         own: JSONObject = {
             "finish_reason": self._turns[-1].finish if self._turns else None,
@@ -152,6 +165,4 @@ class ExactTokens:
         }
         if any(versions):
             own["weight_versions"] = versions
-        return TokenSequence(
-            list(self._tokens), list(self._masked), list(self._logprobs), {**metadata, **own}
-        )
+        return TokenSequence(self._tokens, self._masked, self._logprobs, {**metadata, **own})

@@ -135,14 +135,17 @@ class StockServer(ABC):
         """
         # Left out, it would be 16 or 128.
         room = max(1, self.context_tokens - len(prompt_ids))
-        body = self.request(
-            prompt_ids,
-            max_tokens=room if max_tokens is None else max_tokens,
-            temperature=temperature,
-            top_p=1.0 if top_p is None else top_p,
-            seed=seed,
+        # Encoded at once: a list of the prompt shall not live as long as the request.
+        body = orjson.dumps(
+            self.request(
+                prompt_ids,
+                max_tokens=room if max_tokens is None else max_tokens,
+                temperature=temperature,
+                top_p=1.0 if top_p is None else top_p,
+                seed=seed,
+            )
         )
-        reply = await self._endpoint.post(self.path, orjson.dumps(body), timeout_s=timeout_s)
+        reply = await self._endpoint.post(self.path, body, timeout_s=timeout_s)
         if reply.status != 200:
             raise failure_of(reply, server=self._endpoint.base_url)
         return self.read(json_object(reply.body, self.name))
@@ -267,7 +270,7 @@ def json_object(body: bytes, server: str) -> JSONObject:
 
 def read_ids(value: object, what: str) -> list[int]:
     """Return token ids as a server gave them; raises ModelProtocolError if they are none."""
-    if not isinstance(value, list) or not all(type(token_id) is int for token_id in value):
+    if not isinstance(value, list) or set(map(type, value)) - {int}:
         raise ModelProtocolError(f"The server gave no token ids in {what}.", status=200)
     return value
 

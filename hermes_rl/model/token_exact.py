@@ -32,6 +32,7 @@ from hermes_rl.model.protocol import HistoryRenderer, Renderer, Sampling
 from hermes_rl.model.reply import CallIds, read_completion, read_usage
 from hermes_rl.model.retry import Retrier, Spent
 from hermes_rl.model.sample import ExactTokens, Sample, TokenServer
+from hermes_rl.packed import Packed, packed_ints
 from hermes_rl.parsers.format import Format
 from hermes_rl.types import (
     Completion,
@@ -236,7 +237,7 @@ class _Turn:
         seed: int | None,
     ) -> None:
         self.segment = segment
-        self.new_ids: Sequence[int] = ()
+        self.new_ids = packed_ints(())
         self.sample: Sample | None = None
         self.text = ""
         self.reasoning_open: bool | None = None
@@ -258,7 +259,7 @@ class _Turn:
         """
         if not self.new_ids:
             await self._render()
-        prompt = [*self.segment.tokens, *self.new_ids] if self.segment else list(self.new_ids)
+        prompt = self.segment.tokens + self.new_ids if self.segment else self.new_ids
         self._prompt_tokens = len(prompt)
         allowance = self._allowance()
         if allowance is None:
@@ -288,10 +289,11 @@ class _Turn:
         if self.segment is not None:
             delta = await self._extension(self.segment)
             if delta is not None:
-                self.new_ids = delta
+                self.new_ids = packed_ints(delta)
                 return
             self.segment = None
-        self.new_ids = await self._model.renderer.start(self._messages, self._tools)
+        started = await self._model.renderer.start(self._messages, self._tools)
+        self.new_ids = packed_ints(started)
 
     async def _extension(self, segment: ExactTokens) -> list[int] | None:
         renderer, turn = self._model.renderer, segment.last_turn
@@ -336,7 +338,7 @@ class _Turn:
         return chosen
 
     async def _sample(
-        self, prompt: list[int], max_tokens: int | None, remaining_s: float
+        self, prompt: Packed[int], max_tokens: int | None, remaining_s: float
     ) -> Sample:
         renderer = self._model.renderer
         if not renderer.cuts_turns:
@@ -344,7 +346,7 @@ class _Turn:
         while True:
             done = self._so_far.ids if self._so_far else ()
             left = PIECE_TOKENS if max_tokens is None else min(PIECE_TOKENS, max_tokens - len(done))
-            piece = await self._generate([*prompt, *done], left, remaining_s)
+            piece = await self._generate(prompt + done, left, remaining_s)
             self._so_far = turn = self._so_far.then(piece) if self._so_far else piece
             end = await renderer.turn_end(turn.ids, searched=len(done))
             if end is not None:
@@ -353,7 +355,7 @@ class _Turn:
                 return turn
 
     async def _generate(
-        self, prompt: list[int], max_tokens: int | None, remaining_s: float
+        self, prompt: Packed[int], max_tokens: int | None, remaining_s: float
     ) -> Sample:
         self._requests += 1
         done = len(self._so_far.ids) if self._so_far else 0
@@ -365,7 +367,7 @@ class _Turn:
             seed=_derived_seed(self._seed, done),
             timeout_s=min(float(self._model.config.timeout), remaining_s),
         )
-        if sample.prompt_ids is not None and list(sample.prompt_ids) != prompt:
+        if sample.prompt_ids is not None and sample.prompt_ids != prompt:
             raise ModelProtocolError(
                 f"{self._model.server.name} says that it saw another prompt than the one sent "
                 f"({len(sample.prompt_ids)} ids instead of {len(prompt)}, or other ones)."

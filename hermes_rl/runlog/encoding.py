@@ -6,6 +6,8 @@ from typing import Any
 
 import orjson
 
+from hermes_rl.packed import Packed
+
 __all__ = ["encode", "encode_pretty"]
 
 _OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
@@ -14,8 +16,8 @@ _OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 def encode(value: object) -> bytes:
     """Return ``value`` as one JSON line, newline included.
 
-    Values that JSON lacks become their text; a lone surrogate, which UTF-8 cannot hold, becomes
-    U+FFFD.
+    Packed numbers become lists. Values that JSON lacks become their text; a lone surrogate, which
+    UTF-8 cannot hold, becomes U+FFFD.
     """
     return _dump(value, _OPTIONS | orjson.OPT_APPEND_NEWLINE)
 
@@ -27,9 +29,9 @@ def encode_pretty(value: object) -> bytes:
 
 def _dump(value: object, options: int) -> bytes:
     try:
-        return orjson.dumps(value, default=str, option=options)
+        return orjson.dumps(value, default=_plain, option=options)
     except TypeError:
-        return orjson.dumps(_storable(value), default=_text, option=options)
+        return orjson.dumps(_storable(value), default=_plain_text, option=options)
 
 
 def _storable(value: Any) -> Any:
@@ -40,6 +42,14 @@ def _storable(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_storable(inner) for inner in value]
     return value
+
+
+def _plain(value: object) -> list[int] | list[float] | str:
+    return value.tolist() if isinstance(value, Packed) else str(value)
+
+
+def _plain_text(value: object) -> list[int] | list[float] | str:
+    return value.tolist() if isinstance(value, Packed) else _text(value)
 
 
 def _text(value: object) -> str:

@@ -13,7 +13,6 @@ fixture's name as an argument of a test.
 from __future__ import annotations
 
 import asyncio
-import gc
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +20,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+
+from hermes_rl.garbage import no_full_collections
 
 __all__ = ["MAX_CALLBACK_S", "BusyCallback", "busy_callbacks", "loop_monitor"]
 
@@ -43,8 +44,9 @@ class BusyCallback:
 def watched_callbacks(limit_s: float = MAX_CALLBACK_S) -> Iterator[list[BusyCallback]]:
     """Yield the list of callbacks, of any event loop, that use more than ``limit_s`` CPU seconds.
 
-    Objects that exist already are kept out of garbage collection meanwhile: a full collection of
-    a test process' heap is no cost of the code under test.
+    No full garbage collection starts meanwhile, as in our commands: it would cost whichever
+    callback it falls on tens of milliseconds for the heap that a test process has anyhow.
+    Collections of young objects count.
     """
     busy: list[BusyCallback] = []
     handle_class: Any = asyncio.Handle  # Its parts used here are private, and typed as absent.
@@ -57,14 +59,12 @@ def watched_callbacks(limit_s: float = MAX_CALLBACK_S) -> Iterator[list[BusyCall
         if cpu_s > limit_s:
             busy.append(BusyCallback(_describe(handle), cpu_s))
 
-    gc.collect()
-    gc.freeze()
-    handle_class._run = measured
-    try:
-        yield busy
-    finally:
-        handle_class._run = original
-        gc.unfreeze()
+    with no_full_collections():
+        handle_class._run = measured
+        try:
+            yield busy
+        finally:
+            handle_class._run = original
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import pytest_asyncio
 
 pytest.importorskip("atroposlib", reason="needs hermes_rl[atropos]")
 
-from hermes_rl.atropos.encoding import compress, encode_group
+from hermes_rl.atropos.encoding import compress, encode_parts
 from hermes_rl.atropos.trajectory_api import (
     APIRefused,
     APIRestarted,
@@ -150,11 +150,11 @@ async def test_a_negative_weight_is_refused_before_it_breaks_the_api(api: Trajec
 async def test_encoding_equals_plain_json_at_any_size() -> None:
     for length in (0, 1, 16_384, 16_385, 40_000):
         data = group(length=length)
-        body = await encode_group(data)
+        body = b"".join(await encode_parts(data))
         assert json.loads(body) == data
         assert json.loads(gzip.decompress(await compress([body[:7], body[7:]]))) == data
 
 
 async def test_a_value_that_is_no_json_is_named() -> None:
     with pytest.raises(TypeError, match="scores"):
-        await encode_group({"scores": [object()]})
+        await encode_parts({"scores": [object()]})

@@ -451,8 +451,10 @@ async def test_the_model_opens_sessions_with_the_smaller_context() -> None:
         assert (await session.complete([USER])).raw_text == "one"
 
 
-def test_sequences_are_copies() -> None:
+def test_sequences_do_not_grow_with_later_turns() -> None:
     exact = ExactTokens()
     exact.add_turn([1, 2], Sample(ids=[3], logprobs=[-0.1], finish="stop"))
-    exact.to_sequence({}).tokens.append(9)
-    assert exact.to_sequence({}).tokens == [1, 2, 3]
+    first = exact.to_sequence({})
+    exact.add_turn([4], Sample(ids=[5], logprobs=[-0.2], finish="stop"))
+    assert first.tokens == [1, 2, 3]
+    assert exact.to_sequence({}).tokens == [1, 2, 3, 4, 5]
