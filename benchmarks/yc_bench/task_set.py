@@ -24,6 +24,12 @@ from hermes_rl.benchmarks.yc_bench.score import (
     outcome_of,
     read_books,
 )
+from hermes_rl.benchmarks.yc_bench.settings import (
+    AGENT_DEFAULTS,
+    DEFAULT_PRESETS,
+    DEFAULT_SEEDS,
+    YCBenchConfig,
+)
 from hermes_rl.errors import RewardUnreadable, TaskError, UnknownName
 from hermes_rl.tamper import FLAG
 from hermes_rl.tasks import Deadlines
@@ -32,10 +38,8 @@ from hermes_rl.types import AgentResult, Message, Reward
 if TYPE_CHECKING:
     from hermes_rl.context import ToolContext
 
-__all__ = ["DEFAULT_PRESETS", "DEFAULT_SEEDS", "Game", "YCBench", "drop_old_turns"]
+__all__ = ["Game", "YCBench", "drop_old_turns"]
 
-DEFAULT_PRESETS = ("fast_test", "medium", "hard")
-DEFAULT_SEEDS = (1, 2, 3)
 FOLDER = "~/.yc-bench"
 LARGEST_DATABASE_BYTES = 64 << 20
 WAIT_FOR_COMMAND_S = 30
@@ -209,12 +213,18 @@ class YCBench:
     """
 
     name = "yc-bench"
+    env_config_cls = YCBenchConfig
 
     def __init__(
         self, presets: Sequence[str] | None = None, seeds: Sequence[int] | None = None
     ) -> None:
         self._presets = tuple(presets or DEFAULT_PRESETS)
         self._seeds = tuple(seeds or DEFAULT_SEEDS)
+
+    @classmethod
+    def config_init(cls) -> YCBenchConfig:
+        """Return the benchmark's settings."""
+        return YCBenchConfig(**AGENT_DEFAULTS)
 
     @property
     def version(self) -> str:

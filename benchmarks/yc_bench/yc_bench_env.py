@@ -4,23 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import Field
-
 from hermes_rl.atropos.config import HermesAgentEnvConfig
 from hermes_rl.atropos.task_set_env import TaskSetEnv
-from hermes_rl.benchmarks.yc_bench.task_set import DEFAULT_PRESETS, DEFAULT_SEEDS, YCBench
+from hermes_rl.benchmarks.yc_bench.settings import AGENT_DEFAULTS, GameFields
+from hermes_rl.benchmarks.yc_bench.task_set import YCBench
 from hermes_rl.config import ServerConfig
 
 __all__ = ["YCBenchEvalConfig", "YCBenchEvalEnv"]
 
 
-class YCBenchEvalConfig(HermesAgentEnvConfig):
+class YCBenchEvalConfig(GameFields, HermesAgentEnvConfig):
     """Adds what is played."""
-
-    presets: list[str] = Field(default_factory=lambda: list(DEFAULT_PRESETS))
-    """Presets of the yc-bench package."""
-    seeds: list[int] = Field(default_factory=lambda: list(DEFAULT_SEEDS))
-    """Seeds of each preset."""
 
 
 class YCBenchEvalEnv(TaskSetEnv):
@@ -33,12 +27,7 @@ class YCBenchEvalEnv(TaskSetEnv):
     def config_init(cls) -> tuple[HermesAgentEnvConfig, Any]:
         """Terminal only, 200 turns, greedy, one game at a time."""
         config = cls.env_config_cls(
-            enabled_toolsets=["terminal"],
-            terminal_backend="local",
-            terminal_timeout=60,
-            max_agent_turns=200,
-            agent_temperature=0.0,
-            max_eval_workers=1,
+            **AGENT_DEFAULTS,
             eval_handling="STOP_TRAIN",
             steps_per_eval=1,
             total_steps=1,

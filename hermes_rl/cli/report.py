@@ -65,8 +65,17 @@ def score_text(score: Score) -> str:
 
 
 def _score_rows(table: dict[str, Score]) -> list[str]:
+    """Return a table's rows; with mean rewards where a reward can be between pass and fail."""
     width = max(map(len, table))
-    return [f"  {name:<{width}}  {score_text(score)}" for name, score in table.items()]
+    rows = {name: score_text(score) for name, score in table.items()}
+    if any(score.mean_reward != score.pass_rate for score in table.values()):
+        wide = max(map(len, rows.values()))
+        rows = {name: f"{text:<{wide}}{_mean(table[name])}" for name, text in rows.items()}
+    return [f"  {name:<{width}}  {text}" for name, text in rows.items()]
+
+
+def _mean(score: Score) -> str:
+    return "" if score.mean_reward is None else f"  mean reward {score.mean_reward:.3f}"
 
 
 def _counts(counts: dict[str, int]) -> list[str]:

@@ -77,6 +77,7 @@ def flat_metrics(summary: Summary) -> dict[str, float]:
     for key, table in summary.breakdowns.items():
         for value, word in _words(table).items():
             figures[f"eval/pass_rate_{key}_{word}"] = table[value].pass_rate
+            figures[f"eval/mean_reward_{key}_{word}"] = table[value].mean_reward
     return {name: value for name, value in figures.items() if value is not None}
 
 

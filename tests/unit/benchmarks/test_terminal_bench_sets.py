@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import importlib.resources
 import os
 import shutil
+import tarfile
 import time
+from base64 import b64encode
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -165,6 +168,37 @@ def test_a_malformed_row_names_task_and_column(
     with pytest.raises(TaskError, match=message):
         task_of(spoil(row_of(TINY / "built-image")), tmp_path)
     assert list((tmp_path / "tasks").glob(".partial-*")) == []
+
+
+EVIL = {
+    "'/etc/passwd' leads out": {"name": "/etc/passwd"},
+    "'../x' leads out": {"name": "../x"},
+    "'link' is a link to '/etc'": {"type": tarfile.SYMTYPE, "linkname": "/etc"},
+    "'link' is a hard link": {"type": tarfile.LNKTYPE, "linkname": "/etc/passwd"},
+    "'link' is a character device": {"type": tarfile.CHRTYPE, "devmajor": 1},
+    "more than 2,147,483,648 bytes": {"size": 10 << 30},
+}
+
+
+@pytest.mark.parametrize("column", ["environment_tar", "tests_tar"])
+@pytest.mark.parametrize("problem", EVIL)
+async def test_a_malicious_archive_is_refused_by_task_and_column(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, column: str, problem: str
+) -> None:
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    info = tarfile.TarInfo("link")
+    for field, value in EVIL[problem].items():
+        setattr(info, field, value)
+    header = gzip.compress(info.tobuf() + bytes(1024))
+    row = row_of(TINY / "built-image") | {column: b64encode(header).decode()}
+    (tmp_path / "rows.jsonl").write_bytes(orjson.dumps(row))
+    with pytest.raises(TaskError) as caught:
+        await TerminalBench2(str(tmp_path / "rows.jsonl")).load()
+    said = f"task built-image, {column}: the archive is refused: "
+    assert said in str(caught.value)
+    assert problem in str(caught.value)
+    assert list((cache / "hermes_rl/tasks").iterdir()) == []
 
 
 def test_an_archive_without_a_script_is_named(tmp_path: Path) -> None:

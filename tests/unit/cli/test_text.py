@@ -102,6 +102,15 @@ def test_the_report_shows_errors_and_flags_beside_the_score() -> None:
     assert table[3].endswith("ERRORED Capacity: no room")
 
 
+def test_tables_show_mean_rewards_where_a_reward_can_be_a_part() -> None:
+    whole = [record("a", metadata={"category": "git"}), record("b", reward=0.0, passed=False)]
+    assert "mean reward 1" not in summary_text(HEADER, summarise(whole, planned=2))
+    part = record("c", reward=0.25, passed=False, metadata={"category": "shell"})
+    text = summary_text(HEADER, summarise([*whole, part], planned=3))
+    ends = [line.rpartition("  mean")[2] for line in text.splitlines() if "of 1" in line]
+    assert ends == [" reward 1.000", " reward 0.250"]
+
+
 def test_a_report_of_nothing_says_so() -> None:
     assert "nothing was run" in summary_text(HEADER, summarise([], planned=3))
 

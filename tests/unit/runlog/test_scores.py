@@ -180,10 +180,11 @@ def test_values_that_look_alike_keep_figures_of_their_own() -> None:
         ],
         planned=49,
     )
-    begin = "eval/pass_rate_category_"
-    rates = {
-        name.removeprefix(begin): round(rate * 7)
-        for name, rate in flat_metrics(summary).items()
-        if name.startswith(begin)
-    }
-    assert rates == {"a_b_2": 0, "a_b": 2, "a_b_3": 3, "a_b_4": 1, "_": 5, "__2": 4, "": 6}
+    flat = flat_metrics(summary)
+    for begin in ("eval/pass_rate_category_", "eval/mean_reward_category_"):
+        figures = {
+            name.removeprefix(begin): round(rate * 7)
+            for name, rate in flat.items()
+            if name.startswith(begin)
+        }
+        assert figures == {"a_b_2": 0, "a_b": 2, "a_b_3": 3, "a_b_4": 1, "_": 5, "__2": 4, "": 6}
