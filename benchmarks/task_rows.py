@@ -29,6 +29,7 @@ from hermes_rl.benchmarks.archive import unpack
 from hermes_rl.benchmarks.terminal_task import NEEDS, TerminalTask, content_digest
 from hermes_rl.benchmarks.verification import REPORT_OPTION, Verifier
 from hermes_rl.benchmarks.verifier_run import Harness
+from hermes_rl.envs.dataset import tasks_of
 from hermes_rl.errors import TaskError
 from hermes_rl.sandbox import SandboxSpec
 
@@ -36,7 +37,6 @@ __all__ = ["COLUMNS", "RowDefaults", "tasks_of_rows"]
 
 COLUMNS = ("task_name", "instruction", "tests_tar", "test_sh")
 """Columns that every row must have."""
-FAULTS_SHOWN = 20
 ABANDONED_S = 3600.0
 """A half-unpacked directory this old belongs to a process that was killed."""
 _PARTIAL = ".partial-"
@@ -72,7 +72,9 @@ def tasks_of_rows(
         cache: Where archives are unpacked; None = the user's cache directory.
 
     Raises:
-        TaskError: Rows are malformed, or their archives are not safe: all faults.
+        MalformedTasks: Rows are malformed, or their archives are not safe: all faults, with the
+            other tasks.
+        TaskError: The cache cannot be used.
     """
     root = cache or _default_cache()
     try:
@@ -80,17 +82,26 @@ def tasks_of_rows(
         _remove_abandoned(root)
     except OSError as error:
         raise TaskError(f"{root}, where tasks are unpacked, cannot be used: {error}") from error
-    tasks, faults = [], []
-    for index, row in enumerate(rows):
-        try:
-            tasks.append(_Row(row, index).task(root, defaults, force_build=force_build))
-        except TaskError as error:
-            faults.append(str(error))
-    if faults:
-        more = len(faults) - FAULTS_SHOWN
-        shown = faults[:FAULTS_SHOWN] + ([f"... and {more} more"] if more > 0 else [])
-        raise TaskError("\n".join(shown))
-    return tasks
+    return tasks_of(
+        rows,
+        lambda row, index: _Row(row, index).task(root, defaults, force_build=force_build),
+        row_id=_row_id,
+        facts=_facts,
+    )
+
+
+def _row_id(row: Mapping[str, Any], index: int) -> str:
+    return str(row.get("task_name") or "").strip() or f"row-{index}"
+
+
+def _facts(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metadata of a malformed row, as far as it can be read."""
+    facts = {}
+    for name in ("category", "difficulty", "tags"):
+        value = row.get(name)
+        if isinstance(value, str | list):
+            facts[name] = _list_in(value) if name == "tags" and isinstance(value, str) else value
+    return facts
 
 
 def _default_cache() -> Path:

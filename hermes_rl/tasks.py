@@ -235,6 +235,10 @@ def normalise_reward(value: float | Reward, task_id: str) -> Reward:
     return reward or Reward(float(number))
 
 
+FAULTS_SHOWN = 20
+"""Of malformed tasks: a data set in the wrong form has as many as rows."""
+
+
 @dataclass(slots=True, frozen=True, kw_only=True)
 class MalformedTask:
     """Stands for a task that cannot be loaded, until it is known whether it is wanted.
@@ -274,6 +278,8 @@ class MalformedTasks(TaskError):
 
     @classmethod
     def among(cls, tasks: Sequence[Task], malformed: Sequence[MalformedTask]) -> MalformedTasks:
-        """Return the error that tells all faults."""
-        message = "\n".join(task.fault for task in malformed)
+        """Return the error that tells the faults."""
+        more = len(malformed) - FAULTS_SHOWN
+        shown = [task.fault for task in malformed[:FAULTS_SHOWN]]
+        message = "\n".join([*shown, *([f"... and {more} more"] if more > 0 else [])])
         return cls(message, tasks=tasks, malformed=malformed)

@@ -96,8 +96,8 @@ class TerminalBench2:
         """Load the tasks, off the event loop.
 
         Raises:
-            MalformedTasks: Some are malformed: all faults.
-            TaskError: Rows are malformed, or an archive is not safe: all faults.
+            MalformedTasks: Some are malformed, or their archives are not safe: all faults.
+            TaskError: The data set cannot be loaded, or lacks a column.
             MissingExtra: The package ``datasets`` is needed and not installed.
         """
         try:

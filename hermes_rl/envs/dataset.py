@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 import anyio.to_thread
 
 from hermes_rl.errors import ConfigError, MissingExtra, TaskError
+from hermes_rl.tasks import MalformedTask, MalformedTasks, Task
 
-__all__ = ["load_rows", "require_columns"]
+__all__ = ["load_rows", "require_columns", "tasks_of"]
+
+T = TypeVar("T", bound=Task)
+Row = Mapping[str, Any]
 
 _FORMATS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}
 _loading = anyio.CapacityLimiter(1)
@@ -111,3 +115,35 @@ def require_columns(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], n
             f"The data set {name} lacks the columns {', '.join(missing)}; it has "
             f"{', '.join(rows[0])}."
         )
+
+
+def tasks_of(
+    rows: Sequence[Row],
+    make: Callable[[Row, int], T],
+    *,
+    row_id: Callable[[Row, int], str],
+    facts: Callable[[Row], Mapping[str, Any]] = lambda row: {},
+) -> list[T]:
+    """Return rows as tasks, in their order. A malformed one does not keep back the others.
+
+    Args:
+        rows: As :func:`load_rows` gives them.
+        make: Makes a task of a row and its place; raises ``TaskError`` for a malformed one.
+        row_id: Id of the task of a row, malformed or not.
+        facts: Metadata of a malformed row, by which ``task_filter`` may choose it.
+
+    Raises:
+        MalformedTasks: Some rows are malformed: all faults, with the other tasks.
+    """
+    tasks: list[T] = []
+    malformed: list[MalformedTask] = []
+    for index, row in enumerate(rows):
+        try:
+            tasks.append(make(row, index))
+        except TaskError as error:
+            malformed.append(
+                MalformedTask(id=row_id(row, index), fault=str(error), metadata=facts(row))
+            )
+    if malformed:
+        raise MalformedTasks.among(tasks, malformed)
+    return tasks

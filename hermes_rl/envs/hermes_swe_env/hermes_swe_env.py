@@ -1,6 +1,7 @@
 """``hermes-swe`` as an Atropos environment: write functions, hidden tests decide.
 
-Every tenth task is kept for the evaluation and never trained on.
+Every tenth task is kept for the evaluation and never trained on, unless the rows say themselves
+which are (``split``).
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ from typing import Any
 from hermes_rl.atropos.config import HermesAgentEnvConfig
 from hermes_rl.atropos.task_set_env import TaskSetEnv
 from hermes_rl.config import ServerConfig
-from hermes_rl.envs.hermes_swe_env.task_set import HermesSwe
+from hermes_rl.envs.hermes_swe_env.task_set import HermesSwe, LanguageField
+from hermes_rl.errors import TaskError
 from hermes_rl.legacy.catalog import ask_blocking
 from hermes_rl.legacy.settings import LegacySettings
 from hermes_rl.tools.toolsets import toolset_tools
 
-__all__ = ["HermesSweEnv"]
+__all__ = ["HermesSweEnv", "HermesSweEnvConfig"]
 
 EVAL_EVERY = 10
 
@@ -32,10 +34,15 @@ def _usable_toolsets() -> list[str]:
     return ["terminal", "file"]
 
 
+class HermesSweEnvConfig(LanguageField, HermesAgentEnvConfig):
+    """The usual fields and ``language``."""
+
+
 class HermesSweEnv(TaskSetEnv):
-    """Write a Python function; tests run in the same sandbox."""
+    """Write a function; hidden tests run in the same sandbox."""
 
     name = "hermes-swe"
+    env_config_cls = HermesSweEnvConfig
 
     @classmethod
     def config_init(cls) -> tuple[HermesAgentEnvConfig, Any]:
@@ -44,7 +51,6 @@ class HermesSweEnv(TaskSetEnv):
             enabled_toolsets=_usable_toolsets(),
             max_agent_turns=30,
             max_token_length=4096,
-            dataset_split="test",
             wandb_name="hermes-swe",
         )
         return config, [ServerConfig()]
@@ -53,15 +59,25 @@ class HermesSweEnv(TaskSetEnv):
     def make_task_set(env: Any) -> HermesSwe:
         """Return the tasks of the configured data set."""
         config = env.config
-        return HermesSwe(config.dataset_name, config.dataset_split, config.prompt_field)
+        split = config.dataset_split if "dataset_split" in config.model_fields_set else None
+        return HermesSwe(config.dataset_name, split, config.prompt_field, config.language)
 
     async def setup(self) -> None:
-        """Load the tasks and keep every tenth for the evaluation."""
+        """Load the tasks, keep every tenth for the evaluation, leave out what cannot be trained."""
         await super().setup()
         if not self.eval_tasks:
             self.eval_tasks = self.tasks[::EVAL_EVERY]
             kept = {task.id for task in self.eval_tasks}
             self.train_tasks = [t for t in self.tasks if t.id not in kept] or list(self.tasks)
+        self.train_tasks = [task for task in self.train_tasks if not lacking(task)]
+        if not self.train_tasks:
+            raise TaskError("hermes-swe has no task whose tests need only what the language has.")
+
+
+def lacking(task: Any) -> str | None:
+    """Return what a task's hidden tests need beyond the language's own library."""
+    found: str | None = task.language.lacking(task.test)
+    return found
 
 
 if __name__ == "__main__":

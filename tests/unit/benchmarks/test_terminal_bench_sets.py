@@ -28,7 +28,8 @@ from hermes_rl.cli.task_sets import find_tasks
 from hermes_rl.config import EnvConfig
 from hermes_rl.errors import TaskError
 from hermes_rl.sandbox import Capability
-from hermes_rl.task_selection import select
+from hermes_rl.task_selection import load_wanted, select
+from hermes_rl.tasks import MalformedTasks
 from hermes_rl.types import JSONObject
 from tests.integration.tiny_tasks import TINY, archive_text, row_of, write_rows
 
@@ -245,6 +246,31 @@ async def test_the_source_may_be_a_folder_of_folders_one_folder_or_rows(tmp_path
         tasks = await TerminalBench2(str(source)).load()
         assert len(tasks) == count
         assert [task.id for task in tasks] == sorted(task.id for task in tasks)
+
+
+@pytest.mark.parametrize("tasks", [TerminalBench2, TBLite])
+async def test_only_wanted_rows_of_a_data_set_may_not_be_malformed(
+    tmp_path: Path, tasks: type[TerminalBench2], caplog: pytest.LogCaptureFixture
+) -> None:
+    good = row_of(TINY / "built-image")
+    bad = [
+        good | {"task_name": "no-prompt", "instruction": ""},
+        good | {"task_name": "no-archive", "tests_tar": "%%%", "category": "broken"},
+        good | {"task_name": ""},
+    ]
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b"\n".join(orjson.dumps(row) for row in (bad[0], good, *bad[1:])))
+    with pytest.raises(MalformedTasks) as caught:
+        await load_wanted(tasks(str(path)))
+    assert [task.id for task in caught.value.malformed] == ["no-prompt", "no-archive", "row-3"]
+    assert [task.id for task in caught.value.tasks] == ["built-image"]
+    unwanted = ["no-prompt", "category=broken", "row-3"]
+    for chosen in ({"task_filter": ["built-*"]}, {"skip_tasks": unwanted}):
+        (task,) = await load_wanted(tasks(str(path)), **chosen)
+        assert task.id == "built-image"
+    assert "Malformed, and left out as asked: no-prompt, no-archive, row-3." in caplog.text
+    with pytest.raises(MalformedTasks, match="no-archive, tests_tar: it is no base64"):
+        await load_wanted(tasks(str(path)), task_filter=["built-*", "no-archive"])
 
 
 async def test_a_data_set_without_the_columns_is_a_clear_error(tmp_path: Path) -> None:
