@@ -317,7 +317,7 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc] # atroposlib has no typ
         group = merge_items(items)
         group["generation_params"] = {"temperature": self.config.agent_temperature}
         group["tools"] = list(state.tools)
-        return group, backlog
+        return await listed(group) if self._overrides("collect_trajectories") else group, backlog
 
     async def postprocess_histories(self, trajectories: Any) -> Any:
         """Change a group before it is written and sent; default: as it is."""
