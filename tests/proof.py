@@ -26,6 +26,7 @@ __all__ = ["Proof", "proof", "pytest_runtest_makereport"]
 ROOT = Path(__file__).parents[1]
 SIZES = ("SCALE_", "SOAK_", "HERMES_PEERS")
 """Variables that begin so change what is measured; they are part of the command."""
+MAX_REASON = 200
 OUTCOME = pytest.StashKey[str]()
 
 
@@ -74,7 +75,8 @@ def pytest_runtest_makereport(
     """Keep how a test ended for its ``proof``."""
     report = yield
     if report.when == "call":
-        reason = "" if call.excinfo is None else f": {call.excinfo.exconly()}"
+        said = "" if call.excinfo is None else " ".join(call.excinfo.exconly().split())
+        reason = f": {said[:MAX_REASON]}" if said else ""
         item.stash[OUTCOME] = report.outcome + reason
     return report
 

@@ -24,6 +24,9 @@ from hermes_rl.model.scripted import ScriptedModel, call, replay
 from hermes_rl.testing.fake_sandbox import FakeBackend
 from hermes_rl.testing.fake_tasks import FakeTask
 from hermes_rl.types import AgentResult
+from tests.proof import Proof
+
+PROOF = "perf"
 
 pytestmark = [pytest.mark.perf, pytest.mark.timeout(300)]
 
@@ -73,16 +76,21 @@ def server_in_its_own_process() -> Iterator[str]:
             process.wait(timeout=20)
 
 
-async def test_cpu_per_turn_in_process() -> None:
+def _row(what: str, times_ms: list[float], limit_ms: float) -> str:
+    rounds = ", ".join(f"{each:.3f}" for each in times_ms)
+    return f"{f'CPU per turn, {what}':<44} {f'{rounds} ms':>36}  <= {limit_ms} ms, the median"
+
+
+async def test_cpu_per_turn_in_process(proof: Proof) -> None:
     model = ScriptedModel(replay([call("terminal", {"command": "true"})] * CALLS))
     times_ms = await measure(RolloutEngine(EnvConfig(), model=model, backend=FakeBackend()))
-    print(f"\nCPU per turn, model in process: {times_ms} ms (limit {MAX_IN_PROCESS_MS})")
+    proof(_row("model in process", times_ms, MAX_IN_PROCESS_MS))
     assert times_ms[ROUNDS // 2] <= MAX_IN_PROCESS_MS
 
 
-async def test_cpu_per_turn_over_loopback_http() -> None:
+async def test_cpu_per_turn_over_loopback_http(proof: Proof) -> None:
     with server_in_its_own_process() as base_url:
         server = ServerConfig(base_url=base_url, model_name="scripted")
         times_ms = await measure(RolloutEngine(EnvConfig(), [server], backend=FakeBackend()))
-    print(f"\nCPU per turn, model over HTTP: {times_ms} ms (limit {MAX_OVER_HTTP_MS})")
+    proof(_row("model over loopback HTTP", times_ms, MAX_OVER_HTTP_MS))
     assert times_ms[ROUNDS // 2] <= MAX_OVER_HTTP_MS

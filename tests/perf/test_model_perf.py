@@ -15,7 +15,9 @@ from hermes_rl.model import Sampling
 from hermes_rl.model.limiter import AdaptiveLimiter
 from hermes_rl.model.openai import open_openai
 from hermes_rl.types import Message
+from tests.proof import Proof
 
+PROOF = "perf"
 IN_FLIGHT = 512
 MESSAGES: list[Message] = [{"role": "user", "content": "x" * 500} for _ in range(20)]
 MAX_RATIO = 0.1
@@ -82,11 +84,11 @@ async def httpx_alone(base_url: str) -> float:
 
 @pytest.mark.perf
 @pytest.mark.timeout(300)
-def test_a_call_with_512_in_flight_costs_a_fraction_of_httpx_alone(base_url: str) -> None:
+def test_a_call_with_512_in_flight_costs_a_fraction_of_httpx_alone(
+    base_url: str, proof: Proof
+) -> None:
     our_s = anyio.run(ours, base_url)
     their_s = anyio.run(httpx_alone, base_url)
-    print(
-        f"\nmodel call, {IN_FLIGHT} in flight: {our_s * 1e6:.0f} us of CPU, "
-        f"httpx alone {their_s * 1e6:.0f} us, ratio {our_s / their_s:.3f}"
-    )
+    said = f"{our_s * 1e6:.0f} us, httpx {their_s * 1e6:.0f} us, x {our_s / their_s:.3f}"
+    proof(f"{f'CPU per model call, {IN_FLIGHT} in flight':<44} {said:>36}  < {MAX_RATIO} x httpx")
     assert our_s < MAX_RATIO * their_s

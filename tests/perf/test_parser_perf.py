@@ -16,7 +16,9 @@ from hermes_rl.testing.parser_conformance import (
     Stretchable,
     parse_cost_s,
 )
+from tests.proof import Proof
 
+PROOF = "perf"
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
 ALLOWED_GROWTH = 3.0
 """Of the time per byte from 10 KB to 1 MB; a quadratic scanner shows 100."""
@@ -92,7 +94,7 @@ def _shapes(parser: Format) -> dict[str, Stretchable]:
 @pytest.mark.perf
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", list_parsers())
-def test_time_per_byte_is_flat(name: str) -> None:
+def test_time_per_byte_is_flat(name: str, proof: Proof) -> None:
     parser = get_parser(name)
     assert isinstance(parser, Format)
     worst, slow = ("", 0.0), {}
@@ -105,5 +107,6 @@ def test_time_per_byte_is_flat(name: str) -> None:
         worst = max(worst, (shape, per_mb[SIZES[-1]]), key=lambda item: item[1])
         if per_mb[SIZES[-1]] > max(FLOOR_S_PER_MB, ALLOWED_GROWTH * per_mb[10_000]):
             slow[shape] = per_mb
-    print(f"\n{name:16} slowest: {worst[1]:.2f} s/MB ({worst[0]!r})", end="")
+    said = f"{worst[1]:.2f} s/MB"
+    proof(f"{f'slowest text, {name}':<44} {said:>36}  time per byte flat; {worst[0]!r}")
     assert slow == {}

@@ -1,9 +1,10 @@
 """What a command, a sandbox and a kill cost, beside the ways that others use.
 
-Ratios of one run only: everything compared is measured here, in turn, on the same machine. Peers'
-rows: ``docker exec`` is what mini-swe-agent, inspect_ai and Terminal-Bench's harness start for each
-command; the Engine API through aiodocker is the best an exec per command can do;
-``create_subprocess_exec`` is a local command without any sandbox.
+Ratios of one run only: everything compared is measured here, in turn, on the same machine.
+``docker exec`` is what most other engines start for each command; the Engine API through aiodocker
+is the best an exec per command can do; ``create_subprocess_exec`` is a local command without any
+sandbox. The other engines themselves are measured where HERMES_PEERS names their environments
+(``other_engines.py``).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,10 @@ from hermes_rl.backends.docker_sandbox import DockerSandbox
 from hermes_rl.sandbox import Backend, BackendSettings, Sandbox, SandboxSpec, open_backend
 from tests.perf.docker_cpu import cpu_seconds
 from tests.perf.idle_loop import lags_ms, p99
+from tests.perf.other_engines import other_engines
+from tests.proof import Proof
+
+PROOF = "perf"
 
 pytestmark = [
     pytest.mark.perf,
@@ -45,8 +50,12 @@ SPEC = SandboxSpec(image="hermes-test:latest", memory_mb=256, network="none")
 COMMAND = ["bash", "-c", "echo hi"]
 ROUNDS = 7
 COMMANDS_PER_ROUND = 12
+PEER_ROUNDS = 5
+PEER_COMMANDS = 8
 MANY_BOXES = 50
 BUSY_BOXES = 100
+STARTED_PER_ROUND = 12
+START_ROUNDS = 3
 LAG_ROUNDS = 3
 """The median of so many, each so long:"""
 LAG_ROUND_S = 5.0
@@ -54,21 +63,17 @@ LOCAL_SESSIONS = 200
 LOCAL_ROUNDS = 5
 KILLS = 10
 
-_rows: list[tuple[str, str, str]] = []
+Row = Callable[..., None]
 
 
-def _row(what: str, measured: str, target: str = "") -> None:
-    _rows.append((what, measured, target))
+@pytest.fixture
+def row(proof: Proof) -> Row:
+    """Prints and logs a row: what, measured, and the target if there is one."""
 
+    def add(what: str, measured: str, target: str = "") -> None:
+        proof(f"{what:<44} {measured:>36}  {target}".rstrip())
 
-@pytest.fixture(scope="module", autouse=True)
-def table() -> Iterator[None]:
-    """Prints what was measured, after everything was."""
-    yield
-    width = max((len(row[0]) for row in _rows), default=0)
-    print("\n")
-    for what, measured, target in _rows:
-        print(f"{what:<{width}}  {measured:>26}  {target}")
+    return add
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +129,7 @@ async def _time_one(run: Run) -> float:
 
 
 async def test_one_command_against_the_command_line_the_api_and_a_raw_process(
-    cache_dir: Path,
+    cache_dir: Path, row: Row
 ) -> None:
     async with _backend(cache_dir) as backend:
         (box,) = await _boxes(backend, 1)
@@ -141,14 +146,48 @@ async def test_one_command_against_the_command_line_the_api_and_a_raw_process(
             await docker.close()
     medians = {name: statistics.median(values) for name, values in times.items()}
     for name, median in medians.items():
-        _row(f"one command, {name}", f"p50 {median:.2f} ms, CPU {cpu[name]:.2f} ms")
+        row(f"one command, {name}", f"p50 {median:.2f} ms, CPU {cpu[name]:.2f} ms")
     cli, raw, ours = medians["docker exec"], medians["create_subprocess_exec"], medians["hermes_rl"]
-    _row("p50 / docker exec", f"{ours / cli:.3f}", "<= 0.12")
-    _row("p50 / create_subprocess_exec", f"{ours / raw:.2f}", "<= 3.5")
-    _row("CPU / docker exec", f"{cpu['hermes_rl'] / cpu['docker exec']:.3f}", "<= 0.12")
+    row("p50 / docker exec", f"{ours / cli:.3f}", "<= 0.12")
+    row("p50 / create_subprocess_exec", f"{ours / raw:.2f}", "<= 3.5")
+    row("CPU / docker exec", f"{cpu['hermes_rl'] / cpu['docker exec']:.3f}", "<= 0.12")
     assert ours <= 0.12 * cli
     assert ours <= 3.5 * raw
     assert cpu["hermes_rl"] <= 0.12 * cpu["docker exec"]
+
+
+async def test_one_command_beside_other_engines(cache_dir: Path, row: Row) -> None:
+    """In turn with each engine that is installed here; each in a sandbox of the same image."""
+    times: list[float] = []
+    cpu_s = 0.0
+    async with _backend(cache_dir) as backend, other_engines() as others:
+        await (await backend.create(SPEC)).close()
+        start_s = time.perf_counter()
+        (box,) = await _boxes(backend, 1)
+        start_ms = (time.perf_counter() - start_s) * 1000
+        here = [engine for engine in others if not engine.missing]
+        for _ in range(PEER_ROUNDS):
+            before_s = cpu_seconds([box.container])
+            times += [await _time_one(lambda: _ours(box)) for _ in range(PEER_COMMANDS)]
+            cpu_s += cpu_seconds([box.container]) - before_s
+            for engine in here:
+                await engine.run(PEER_COMMANDS)
+    ours_ms, ours_cpu_ms = statistics.median(times), cpu_s * 1000 / len(times)
+    own = f"p50 {ours_ms:.1f} ms, CPU {ours_cpu_ms:.1f} ms, started in {start_ms:.0f} ms"
+    row("one command beside others, hermes_rl", own)
+    for engine in others:
+        if engine.missing:
+            row(f"one command, {engine.name}", f"not measured: {engine.missing}")
+            continue
+        p50_ms = statistics.median(engine.times_ms)
+        cpu_ms = engine.cpu_s * 1000 / len(engine.times_ms)
+        said = f"p50 {p50_ms:.1f} ms, CPU {cpu_ms:.1f} ms, started in {engine.start_ms:.0f} ms"
+        row(f"one command, {engine.name}", said)
+        row(f"p50 / {engine.name}", f"{ours_ms / p50_ms:.3f}", "<= 0.12")
+        row(f"CPU / {engine.name}", f"{ours_cpu_ms / cpu_ms:.3f}", "< 1")
+    for engine in here:
+        assert ours_ms <= 0.12 * statistics.median(engine.times_ms), engine.name
+        assert ours_cpu_ms < engine.cpu_s * 1000 / len(engine.times_ms), engine.name
 
 
 async def _measure_in_turn(
@@ -189,7 +228,7 @@ def _own(box: Sandbox) -> Run:
     return lambda: _ours(box)
 
 
-async def test_throughput_and_lag_with_many_boxes(cache_dir: Path) -> None:
+async def test_throughput_and_lag_with_many_boxes(cache_dir: Path, row: Row) -> None:
     async with _backend(cache_dir) as backend:
         boxes = await _boxes(backend, BUSY_BOXES)
         few = boxes[:MANY_BOXES]
@@ -197,10 +236,10 @@ async def test_throughput_and_lag_with_many_boxes(cache_dir: Path) -> None:
         cli = await _throughput([_cli(box) for box in few], 2)
         rounds = [await _lag_while_busy(boxes) for _ in range(LAG_ROUNDS)]
     lag, idle, rate = sorted(rounds, key=lambda each: each[0] - each[1])[LAG_ROUNDS // 2]
-    _row(f"{MANY_BOXES} boxes, docker exec", f"{cli:.0f} commands/s")
-    _row(f"{MANY_BOXES} boxes, hermes_rl", f"{ours:.0f} commands/s", ">= 10 x docker exec")
-    _row(f"{BUSY_BOXES} busy boxes", f"{rate:.0f} commands/s")
-    _row("loop lag p99, busy / idle control", f"{lag:.1f} / {idle:.1f} ms", "<= idle + 10 ms")
+    row(f"{MANY_BOXES} boxes, docker exec", f"{cli:.0f} commands/s")
+    row(f"{MANY_BOXES} boxes, hermes_rl", f"{ours:.0f} commands/s", ">= 10 x docker exec")
+    row(f"{BUSY_BOXES} busy boxes", f"{rate:.0f} commands/s")
+    row("loop lag p99, busy / idle control", f"{lag:.1f} / {idle:.1f} ms", "<= idle + 10 ms")
     assert ours >= 10 * cli
     assert lag <= idle + 10
 
@@ -228,20 +267,34 @@ async def _lag_while_busy(boxes: list[DockerSandbox]) -> tuple[float, float, flo
     return p99(late), float(out), done / LAG_ROUND_S
 
 
-async def test_starting_many_at_once_beats_one_by_one(cache_dir: Path) -> None:
-    count = 12
-    rates = {}
-    for limit in (1, 2 * (os.cpu_count() or 1)):
-        async with _backend(cache_dir, max_starting=limit) as backend:
-            start_s = time.perf_counter()
-            await _boxes(backend, count)
-            rates[limit] = count / (time.perf_counter() - start_s)
-    serial, parallel = rates.values()
-    _row("sandboxes started per second", f"{parallel:.1f}; one by one {serial:.1f}", ">= 1.2 x")
-    assert parallel >= 1.2 * serial
+async def test_starting_many_at_once_beats_one_by_one(cache_dir: Path, row: Row) -> None:
+    async with (
+        _backend(cache_dir, max_starting=1) as serial,
+        _backend(cache_dir, max_starting=2 * (os.cpu_count() or 1)) as parallel,
+    ):
+        rates: list[tuple[float, float]] = []
+        for backend in (serial, parallel):
+            await _start_rate(backend, 1)
+        for _ in range(START_ROUNDS):
+            one_by_one = await _start_rate(serial, STARTED_PER_ROUND)
+            rates.append((await _start_rate(parallel, STARTED_PER_ROUND), one_by_one))
+    ratio = statistics.median(many / one for many, one in rates)
+    many, one = (statistics.median(column) for column in zip(*rates, strict=True))
+    said = f"{many:.1f}; one by one {one:.1f}, x {ratio:.2f}"
+    row("sandboxes started per second", said, ">= 1.2 x")
+    assert ratio >= 1.2
 
 
-async def test_a_kill_is_prompt(cache_dir: Path) -> None:
+async def _start_rate(backend: Backend, count: int) -> float:
+    start_s = time.perf_counter()
+    boxes = await _boxes(backend, count)
+    rate = count / (time.perf_counter() - start_s)
+    for box in boxes:
+        await box.close()
+    return rate
+
+
+async def test_a_kill_is_prompt(cache_dir: Path, row: Row) -> None:
     limit_s = 0.5
     overrun_ms = []
     async with _backend(cache_dir) as backend:
@@ -254,11 +307,11 @@ async def test_a_kill_is_prompt(cache_dir: Path) -> None:
             assert result.timed_out
             left = await box.exec("pgrep -x sleep", timeout_s=10, session=None)
             assert left.exit_code == 1, left.text
-    _row("overrun of a killed tree", f"max {max(overrun_ms):.0f} ms", "<= 250 ms")
+    row("overrun of a killed tree", f"max {max(overrun_ms):.0f} ms", "<= 250 ms")
     assert max(overrun_ms) <= 250
 
 
-async def test_a_killed_engine_leaves_nothing(cache_dir: Path) -> None:
+async def test_a_killed_engine_leaves_nothing(cache_dir: Path, row: Row) -> None:
     run_id = f"perf-{uuid.uuid4().hex[:8]}"
     code = (
         "import anyio, sys; from pathlib import Path\n"
@@ -285,10 +338,12 @@ async def test_a_killed_engine_leaves_nothing(cache_dir: Path) -> None:
         while (await anyio.run_process(listing)).stdout:
             await anyio.sleep(0.05)
     gone_s = time.perf_counter() - start_s
-    _row("10 sandboxes gone after SIGKILL", f"{gone_s:.1f} s", "<= 5 s")
+    row("10 sandboxes gone after SIGKILL", f"{gone_s:.1f} s", "<= 5 s")
 
 
-async def test_local_throughput_beats_starting_processes_ourselves(cache_dir: Path) -> None:
+async def test_local_throughput_beats_starting_processes_ourselves(
+    cache_dir: Path, row: Row
+) -> None:
     """In turn, the median of some rounds; stateless like a raw process, and as a session."""
     settings = BackendSettings(run_id=f"perf-{uuid.uuid4().hex[:8]}", cache_dir=cache_dir)
     async with open_backend("local", settings) as backend:
@@ -309,7 +364,7 @@ async def test_local_throughput_beats_starting_processes_ourselves(cache_dir: Pa
         ratio = statistics.median(ours / other for ours, other in zip(values, raw, strict=True))
         target = ">= 1.5 x" if name == "hermes_rl, stateless" else ""
         rate = f"{statistics.median(values):.0f} commands/s, x {ratio:.2f}"
-        _row(f"local, {LOCAL_SESSIONS} at once, {name}", rate, target)
+        row(f"local, {LOCAL_SESSIONS} at once, {name}", rate, target)
     pairs = zip(rates["hermes_rl, stateless"], raw, strict=True)
     assert statistics.median(ours / other for ours, other in pairs) >= 1.5
 

@@ -1,0 +1,1 @@
+"""Programs that drive other engines' Docker sandboxes, each with its own interpreter."""
