@@ -148,5 +148,5 @@ class CloudBackend(ABC):
             await self._import_sdk()
         except ModuleNotFoundError:
             fix = f"pip install 'hermes_rl[{self.extra}]'"
-            return [Check(self.sdk, ok=False, detail="not installed", fix=fix)]
+            return [Check(self.sdk, ok=False, detail="not installed", fix=fix, optional=True)]
         return await self._examine()

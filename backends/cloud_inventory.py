@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 
 import anyio
 
@@ -50,7 +51,7 @@ def _record(box: BoxRecord, owner: Owner, now_s: float) -> SandboxRecord:
 async def examine_account(vendor: CloudVendor, *, tokens: Check) -> Sequence[Check]:
     """Return the checks that need the vendor; none of them where a token is missing."""
     if not tokens.ok:
-        return [tokens]
+        return [replace(tokens, optional=True)]
     try:
         records = await list_records(vendor)
     except (ConfigError, SandboxError) as error:

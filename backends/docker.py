@@ -127,7 +127,8 @@ class DockerBackend:
         try:
             await _import("docker_doctor")
         except MissingExtra:
-            return [Check("aiodocker", ok=False, fix="pip install 'hermes_rl[docker]'")]
+            fix = "pip install 'hermes_rl[docker]'"
+            return [Check("aiodocker", ok=False, detail="not installed", fix=fix, optional=True)]
         from hermes_rl.backends.docker_doctor import examine
 
         return await examine(self._settings, self._options)

@@ -143,7 +143,8 @@ class LocalBackend:
                 check_bubblewrap, runtime, limiter=anyio.CapacityLimiter(1)
             )
         except BackendUnavailable as error:
-            return Check("bubblewrap", ok=False, fix=str(error))
+            unasked = self._options.local_isolation == "none"
+            return Check("bubblewrap", ok=False, fix=str(error), optional=unasked)
         return Check("bubblewrap", ok=True)
 
     async def doctor(self) -> Sequence[Check]:
@@ -151,9 +152,8 @@ class LocalBackend:
         bash = shutil.which("bash")
         place = tempfile.gettempdir()
         writable = os.access(place, os.W_OK | os.X_OK)
-        isolation = [] if self._options.local_isolation == "none" else [await self._check_bwrap()]
         return [
-            *isolation,
+            await self._check_bwrap(),
             Check(
                 "bash",
                 ok=bash is not None,

@@ -145,7 +145,7 @@ class SingularityBackend:
         try:
             program = await anyio.to_thread.run_sync(find_program, limiter=anyio.CapacityLimiter(1))
         except BackendUnavailable as error:
-            return [Check("apptainer or singularity", ok=False, fix=str(error))]
+            return [Check("apptainer or singularity", ok=False, fix=str(error), optional=True)]
         installed = Check("apptainer or singularity", ok=True, detail=f"{program}, {program.path}")
         try:
             findings = await self._find_out()

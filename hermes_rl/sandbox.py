@@ -228,12 +228,17 @@ class Change:
 
 @dataclass(slots=True, frozen=True)
 class Check:
-    """One line of ``hermes_rl doctor``. ``fix`` says what to do when ``ok`` is False."""
+    """One line of ``hermes_rl doctor``. ``fix`` says what to do when ``ok`` is False.
+
+    ``optional``: what is not ok was never set up, which is a fault only for those who want it: an
+    extra, a program, an account. ``doctor`` without names does not count it.
+    """
 
     name: str
     ok: bool
     detail: str = ""
     fix: str = ""
+    optional: bool = False
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)

@@ -1,6 +1,8 @@
 """Check what the sandbox backends need on this machine; changes nothing.
 
-Exits with 0 if all is well, else with 1. Without names, every installed backend is checked.
+Without names, every backend is looked at; one that was never set up (its extra, program or
+account is missing) is named and is no fault. With names, it is one. Exits with 0 if all is well,
+else with 1.
 """
 
 from __future__ import annotations
@@ -8,12 +10,13 @@ from __future__ import annotations
 import argparse
 import uuid
 from collections.abc import Sequence
+from pathlib import Path
 
 import anyio
 
 from hermes_rl.cli.exit_codes import ExitCode
-from hermes_rl.cli.plain import die_with_the_pipe
-from hermes_rl.config_sources import Flag
+from hermes_rl.cli.plain import printable
+from hermes_rl.config_sources import Flag, load_dotenv
 from hermes_rl.errors import ConfigError, HermesRLError
 from hermes_rl.sandbox import BackendSettings, Check, backend_names, open_backend
 
@@ -27,20 +30,28 @@ def run(arguments: argparse.Namespace, flags: Sequence[Flag]) -> int:
     """Print the checks."""
     if flags:
         raise ConfigError(f"doctor takes no settings, but got {flags[0]}.")
-    die_with_the_pipe()
-    return anyio.run(_examine, arguments.backend or backend_names())
+    load_dotenv(Path.cwd())
+    return anyio.run(_examine, arguments.backend)
 
 
-async def _examine(names: Sequence[str]) -> int:
+async def _examine(wanted: Sequence[str]) -> int:
     all_well = True
-    for name in names:
+    for name in wanted or backend_names():
+        checks = await _checks(name)
         print(f"{name}:")
-        for check in await _checks(name):
-            all_well = all_well and check.ok
-            print(f"  {'ok  ' if check.ok else 'FAIL'}  {check.name}: {check.detail}".rstrip(": "))
-            if not check.ok and check.fix and check.fix != check.detail:
-                print(f"        fix: {check.fix}")
+        for check in checks:
+            is_unwanted = check.optional and not wanted
+            all_well = all_well and (check.ok or is_unwanted)
+            print(printable(_line(check, is_unwanted=is_unwanted)))
     return ExitCode.OK if all_well else ExitCode.SOME_ERRORED
+
+
+def _line(check: Check, *, is_unwanted: bool) -> str:
+    state = "ok  " if check.ok else "--  " if is_unwanted else "FAIL"
+    line = f"  {state}  {check.name}: {check.detail}".rstrip(": ")
+    if check.ok or not check.fix or check.fix == check.detail:
+        return line
+    return f"{line}\n        {'to have it' if is_unwanted else 'fix'}: {check.fix}"
 
 
 async def _checks(name: str) -> Sequence[Check]:
@@ -49,6 +60,8 @@ async def _checks(name: str) -> Sequence[Check]:
         open_backend(name, _settings())
     try:
         return await open_backend(name, _settings()).doctor()
+    except ConfigError as error:  # nothing is configured: of no concern to who did not ask
+        return [Check("not set up", ok=False, detail=str(error), optional=True)]
     except HermesRLError as error:
         return [Check("backend", ok=False, detail=str(error))]
 

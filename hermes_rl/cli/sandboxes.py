@@ -10,11 +10,11 @@ import argparse
 import time
 import uuid
 from collections.abc import Sequence
+from pathlib import Path
 
 import anyio
 
-from hermes_rl.cli.plain import die_with_the_pipe
-from hermes_rl.config_sources import Flag
+from hermes_rl.config_sources import Flag, load_dotenv
 from hermes_rl.errors import ConfigError
 from hermes_rl.sandbox import (
     BackendSettings,
@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace, flags: Sequence[Flag]) -> int:
     """List or clean."""
     if flags:
         raise ConfigError(f"sandboxes takes no settings, but got {flags[0]}.")
-    die_with_the_pipe()
+    load_dotenv(Path.cwd())
     action = {"list": _list, "clean": _clean}[arguments.action]
     anyio.run(action, arguments.backend)
     return 0
