@@ -3,4 +3,9 @@
 #   bash run_eval.sh --openai.base_url URL --openai.model_name NAME
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-exec "${PYTHON:-python3}" "$here/yc_bench_env.py" evaluate --config "$here/default.yaml" "$@"
+python=${PYTHON:-python3}
+if ! "$python" -Pc 'import importlib.util as u, sys; sys.exit(not u.find_spec("hermes_rl"))'; then
+    echo "run_eval.sh: $python has no hermes_rl. Activate its environment, or set PYTHON." >&2
+    exit 2
+fi
+exec "$python" "$here/yc_bench_env.py" evaluate --config "$here/default.yaml" "$@"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-FOLDERS = [ROOT / "benchmarks/terminalbench_2", ROOT / "benchmarks/tblite"]
+FOLDERS = [ROOT / "benchmarks" / name for name in ("terminalbench_2", "tblite", "yc_bench")]
 ABOVE = ("atropos", "cli", "engine", "evaluation", "rollout", "runlog", "stream", "trial")
 """Modules of the package that a task set may not need."""
 
@@ -52,3 +53,25 @@ def test_the_shell_script_runs_the_script_beside_it(folder: Path) -> None:
     subprocess.run(["bash", "-n", str(shell)], check=True, timeout=10)
     (script,) = folder.glob("*_env.py")
     assert f'"$here/{script.name}" evaluate --config "$here/default.yaml"' in shell.read_text()
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_the_shell_script_says_so_where_its_python_has_no_hermes_rl(
+    folder: Path, tmp_path: Path
+) -> None:
+    bare = tmp_path / "python"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    bare.chmod(0o755)
+    done = subprocess.run(
+        ["bash", str(folder / "run_eval.sh"), "--nop"],
+        env={"PATH": os.environ["PATH"], "PYTHON": str(bare)},
+        cwd=folder.parents[1],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"run_eval.sh: {bare} has no hermes_rl. Activate its environment, or set PYTHON.\n"
+    )
