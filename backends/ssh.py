@@ -117,8 +117,13 @@ class SSHBackend:
         await self._import()
         from hermes_rl.backends.ssh_session import SSHSession
 
-        session = SSHSession(self._settings, self._options, limits=self.limits, runtime=runtime)
-        session.capabilities = _capabilities(self._options, isolated=runtime is not None)
+        session = SSHSession(
+            self._settings,
+            self._options,
+            limits=self.limits,
+            runtime=runtime,
+            capabilities=_capabilities(self._options, isolated=runtime is not None),
+        )
         await session.open()
         return session
 
@@ -168,7 +173,7 @@ class SSHBackend:
     async def sweep(self) -> Sequence[str]:
         """Remove on every host what nobody keeps any more; works unconnected too."""
         async with self._connected() as session:
-            return await session.sweep()
+            return await session.fleet.sweep()
 
     async def records(self) -> Sequence[SandboxRecord]:
         """List what all engines have on the hosts; works unconnected too."""
@@ -177,13 +182,13 @@ class SSHBackend:
                 SandboxRecord(
                     id=found["id"],
                     image=str(host.address),
-                    state="abandoned" if found["abandoned"] else "running",
+                    state="running" if found["verdict"] != "owner dead" else "abandoned",
                     run=found["labels"].get(RUN_LABEL, ""),
                     owner=found["labels"].get(OWNER_LABEL, ""),
                     deadline_s=float(found["labels"].get(DEADLINE_LABEL, "0")) or None,
-                    verdict="owner dead" if found["abandoned"] else "keep",
+                    verdict=found["verdict"],
                 )
-                for host, found in await session.records()
+                for host, found in await session.fleet.records()
             ]
 
     async def doctor(self) -> Sequence[Check]:
@@ -202,7 +207,7 @@ class SSHBackend:
         except (BackendUnavailable, ConfigError) as error:
             return [Check(host, ok=False, detail=str(error), fix=str(error))]
         await session.close()
-        bash = session.has_bash
+        bash = all(facts.has_bash for facts in session.facts())
         return [
             Check(host, ok=True, detail="reached" + (", bubblewrap works" if isolated else "")),
             Check(

@@ -16,7 +16,7 @@ from anyio.abc import TaskGroup
 
 from hermes_rl.backends.bubblewrap import CONFIGURATION, SYSTEM, HostSystem
 from hermes_rl.backends.local_session import KEPT_ENVIRONMENT
-from hermes_rl.backends.outpost.guard import EXIT_REFUSED
+from hermes_rl.backends.outpost.guard import EXIT_REFUSED, EXIT_TROUBLE
 from hermes_rl.backends.outpost.start import NO_PYTHON_EXIT_CODE, OutpostStart
 from hermes_rl.backends.ownership import DEADLINE_LABEL, DEADLINE_MARGIN_S
 from hermes_rl.backends.runtime import MANIFEST, Runtime
@@ -27,9 +27,22 @@ from hermes_rl.errors import BackendUnavailable, ConfigError
 
 __all__ = ["HostFacts", "SSHHost"]
 
+UNPACK_LIMIT_S = 1800.0
+"""For an image of many gigabytes."""
 CALL_LIMIT_S = 60.0
 """For one call of the program on the host; a loaded one starts a Python in seconds."""
 MIN_PYTHON = (3, 8)
+_PACKAGE = "hermes_rl.backends.outpost"
+_MODULES = (
+    "outpost",
+    "image_mount",
+    "sandbox_lock",
+    "leftovers",
+    "host_survey",
+    "image_archive",
+    "guard",
+)
+"""Of the program on the host; each imports only those before it."""
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -44,7 +57,8 @@ class HostFacts:
         has_runtime: Our interpreter lies there already.
         environment: What commands get of the login's.
         system: What sandboxes in bubblewrap see.
-        images: Names of the images whose files are there.
+        images: Image name -> directory with its files, for those that are there.
+        unpacked_later: Names of those that are archives still; the directory is to be made.
     """
 
     base: str
@@ -54,7 +68,8 @@ class HostFacts:
     has_runtime: bool
     environment: Mapping[str, str]
     system: HostSystem
-    images: frozenset[str]
+    images: Mapping[str, str]
+    unpacked_later: frozenset[str]
 
 
 class SSHHost:
@@ -74,9 +89,11 @@ class SSHHost:
         self.preparing = anyio.Lock()
         self.facts: HostFacts | None = None
         self._options = options
-        here = files("hermes_rl.backends.outpost")
-        self._program = here.joinpath("guard.py").read_bytes()
-        self._parts = [here.joinpath(name).read_text() for name in ("outpost.py", "image_mount.py")]
+        here = files(_PACKAGE)
+        self._program = here.joinpath("bundle.py").read_bytes()
+        self._parts = [str(len(_MODULES))]
+        for name in _MODULES:
+            self._parts += [f"{_PACKAGE}.{name}", here.joinpath(f"{name}.py").read_text()]
 
     async def start(self, verb: str, plan: Mapping[str, Any]) -> SSHStream:
         """Start the program on the host; its answer, or the outpost's frames, are the stream.
@@ -99,7 +116,9 @@ class SSHHost:
             raise
         return stream
 
-    async def call(self, verb: str, plan: Mapping[str, Any]) -> Any:
+    async def call(
+        self, verb: str, plan: Mapping[str, Any], *, limit_s: float = CALL_LIMIT_S
+    ) -> Any:
         """Run the program on the host to its end and return its answer.
 
         Raises:
@@ -109,13 +128,13 @@ class SSHHost:
         stream: SSHStream | None = None
         answer = bytearray()
         try:
-            with anyio.fail_after(CALL_LIMIT_S):
+            with anyio.fail_after(limit_s):
                 stream = await self.start(verb, plan)
                 while data := await stream.receive():
                     answer += data
                 await stream.closed.wait()
         except TimeoutError:
-            raise self.unavailable(f"did not {verb} within {CALL_LIMIT_S:g} s") from None
+            raise self.unavailable(f"did not {verb} within {limit_s:g} s") from None
         except OSError as error:
             raise self.unavailable(f"lost the connection ({error})") from error
         finally:
@@ -141,6 +160,8 @@ class SSHHost:
             )
         if stream.exit_status == EXIT_REFUSED:
             return ConfigError(f"{self.address}: {stream.complaint.removeprefix('hermes: ')}.")
+        if stream.exit_status == EXIT_TROUBLE:
+            return self.unavailable(f"cannot: {stream.complaint.removeprefix('hermes: ')}")
         said = stream.complaint or stream.lost or stream.exit_signal or "it said nothing"
         code = "no exit code" if stream.exit_status is None else f"exit code {stream.exit_status}"
         return self.unavailable(f"does not run our program: {said} ({code})")
@@ -162,7 +183,7 @@ class SSHHost:
             "images": self._options.images,
         }
         found = await self.call("survey", plan)
-        version = tuple(found["python"])
+        version, images = tuple(found["python"]), found["images"]
         if version < MIN_PYTHON:
             raise ConfigError(
                 f"{self.address} has python3 {'.'.join(map(str, version))}; the supervisor of its "
@@ -181,7 +202,10 @@ class SSHHost:
                 directories=found["directories"],
                 configuration=found["configuration"],
             ),
-            images=frozenset(found["images"]),
+            images={name: image["files"] for name, image in images.items()},
+            unpacked_later=frozenset(
+                name for name, image in images.items() if not image["is_unpacked"]
+            ),
         )
         return self.facts
 
@@ -211,6 +235,16 @@ class SSHHost:
         """Return what all engines have there."""
         found: list[dict[str, Any]] = await self.call("list", await self._where())
         return found
+
+    async def unpack(self, archive: str, files: str) -> None:
+        """Make a directory of the archive of an image's files; both are on the host.
+
+        Raises:
+            BackendUnavailable: It cannot be reached, or cannot now.
+            ConfigError: The archive is none.
+        """
+        plan = {"archive": archive, "files": files}
+        await self.call("unpack", plan, limit_s=UNPACK_LIMIT_S)
 
     async def _where(self) -> dict[str, Any]:
         facts = self.facts or await self.survey(None)

@@ -82,7 +82,8 @@ class SSHOptions(BaseModel):
     directory: str = ""
     """On the host, for sandboxes; "" = /tmp/hermes_rl-ssh-<uid>."""
     images: dict[str, str] = Field(default_factory=dict)
-    """Image name -> directory on every host that holds its unpacked files; with bwrap only."""
+    """Image name -> directory on every host with the image's files, or a tar archive of them (from
+    ``docker export``), unpacked there once; with bwrap only."""
     task_limits: Literal["refuse", "ignore"] = "refuse"
     """What a task's limits on CPU and memory mean here, where none can be kept: a task that has
     some is skipped, or it runs without them."""

@@ -14,6 +14,7 @@ from typing import Any
 
 CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWNET = 0x20000, 0x10000000, 0x40000000
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REC, MS_PRIVATE = 1, 2, 4, 8, 16384, 1 << 18
+MNT_DETACH = 2
 SIOCSIFFLAGS, IFF_UP = 0x8914, 1
 
 
@@ -47,6 +48,9 @@ def mount_image(top: str, image: dict[str, Any]) -> None:
     )
     extra = ",userxattr" if uid else ""
     if not mount("overlay", root, "overlay", 0, layers + extra):
+        copy_image(image["root"], root)
+    elif os.statvfs(root).f_flag & os.ST_RDONLY:  # what its upper layer cannot be, older ones read
+        libc.umount2(root.encode(), MNT_DETACH)
         copy_image(image["root"], root)
     if not image["has_network"]:
         lift_loopback()

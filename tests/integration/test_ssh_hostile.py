@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("asyncssh", reason="needs hermes_rl[ssh]")
 
-from hermes_rl.errors import SandboxError
+from hermes_rl.errors import BackendUnavailable, SandboxError
 from hermes_rl.sandbox import Capability, Sandbox, SandboxSpec
 from tests.conftest import require
 
@@ -65,7 +65,9 @@ async def _is_well(sandbox: Sandbox) -> bool:
     return (result.exit_code, result.text) == (0, "well\n")
 
 
-async def test_floods_of_output_and_closed_streams_do_no_harm(sshd: Sshd, isolation: str) -> None:
+async def test_floods_closed_streams_and_closed_directories_do_no_harm(
+    sshd: Sshd, isolation: str
+) -> None:
     async with _sandbox(sshd, isolation) as sandbox:
         command = f"head -c {FLOOD_BYTES} /dev/zero | tee /dev/stderr"
         result = await sandbox.exec(command, timeout_s=PATIENCE_S, max_output_bytes=10_000)
@@ -75,6 +77,8 @@ async def test_floods_of_output_and_closed_streams_do_no_harm(sshd: Sshd, isolat
         assert endless.timed_out
         closed = await sandbox.exec("cat; exec 0<&-; cat; exec 1>&- 2>&-; exit 3", timeout_s=30)
         assert (closed.exit_code, closed.stdout) == (3, b"")
+        # Refused to whoever removes files with the login's rights.
+        await sandbox.exec("mkdir -p d/e/f; chmod 0 d/e/f d/e d", timeout_s=30)
         assert await _is_well(sandbox)
 
 
@@ -122,7 +126,7 @@ async def test_a_full_disk_fails_what_needs_it_and_is_told(isolation: str) -> No
             assert filled.exit_code != 0
             assert "No space left" in filled.stderr_text
             assert (await sandbox.exec("echo well", timeout_s=30, session=None)).text == "well\n"
-            with pytest.raises(SandboxError, match="No space left"):
+            with pytest.raises(BackendUnavailable, match=r"No space left"):
                 await backend.create(SandboxSpec())
             assert sshd.left() == [sandbox.id]
             await sandbox.exec("rm ~/big", timeout_s=30)
