@@ -30,10 +30,10 @@ class CloudSandbox(OutpostSandbox):
         box: The vendor's end.
         backend: Registered name of the backend.
         remove: Removes it at the vendor; never raises.
-        stream: To its outpost.
+        stream: To its outpost, running.
         capabilities: What the backend can do; USERS goes where the outpost is not root.
         deadline_s: Its lease's end on the monotonic clock.
-        restart: Starts another outpost in the sandbox.
+        restart: Starts another outpost in the sandbox; its stream is running.
         transfers: Limits uploads and downloads.
         threads: For local files.
     """
@@ -99,9 +99,7 @@ class CloudSandbox(OutpostSandbox):
         self._channel = OutpostChannel(stream, explain=self._explain)
         if self._closing:
             await stream.aclose()
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(stream.run)
-            await super().serve()
+        await super().serve()
 
     async def _settle(self) -> None:
         if self._restarted is not None:

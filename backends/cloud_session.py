@@ -12,7 +12,7 @@ import copy
 import logging
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from typing import Any
 
@@ -20,6 +20,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from hermes_rl.backends.admission import Admission
+from hermes_rl.backends.cloud_outposts import CloudOutposts
 from hermes_rl.backends.cloud_sandbox import CloudSandbox
 from hermes_rl.backends.cloud_stream import CloudStream
 from hermes_rl.backends.cloud_vendor import BOX_LABEL, CloudBox, CloudImage, CloudVendor, Order
@@ -27,12 +28,10 @@ from hermes_rl.backends.creation_rate import CreationRate
 from hermes_rl.backends.outpost.start import OutpostStart, outpost_options
 from hermes_rl.backends.ownership import RUN_LABEL, Owner, judge, labels_for
 from hermes_rl.errors import (
-    ChannelLost,
     CreateError,
     HermesRLError,
     RateLimited,
     SandboxError,
-    SandboxGone,
 )
 from hermes_rl.sandbox import BackendLimits, BackendSettings, Capability, SandboxSpec
 
@@ -126,6 +125,9 @@ class CloudSession:
             )
             self._stack.callback(self._tasks.cancel_scope.cancel)
             self._stack.push_async_callback(self._disconnect)
+            self._outposts = CloudOutposts(
+                self._vendor, cache_dir=self._settings.cache_dir, tasks=self._tasks
+            )
             await self._vendor.open(self._tasks)
             self._tasks.start_soon(self._sweep_regularly)
             self._tasks.start_soon(self._keep_alive)
@@ -223,7 +225,7 @@ class CloudSession:
             deadline_s = time.monotonic() + spec.lease_s
             try:
                 with anyio.fail_after(spec.start_timeout_s):
-                    sandbox = await self._boot(spec, box, deadline_s)
+                    sandbox = await self._boot(spec, box, image, deadline_s)
             except TimeoutError:
                 raise self._too_slow(spec) from None
         try:
@@ -328,18 +330,29 @@ class CloudSession:
             name=name, spec=spec, image=image, labels=labels, blocks_network=network == "none"
         )
 
-    async def _boot(self, spec: SandboxSpec, box: CloudBox, deadline_s: float) -> CloudSandbox:
+    async def _boot(
+        self, spec: SandboxSpec, box: CloudBox, image: CloudImage, deadline_s: float
+    ) -> CloudSandbox:
         """Start the outpost and wait until it speaks."""
         sandbox: CloudSandbox | None = None
         try:
-            stream = await box.start_outpost(self._start(spec, deadline_s))
-            sandbox = self._sandbox(spec, box, stream, deadline_s)
-            await self._hear(sandbox)
+            start = self._starter(spec, box, image, deadline_s)
+            sandbox = self._sandbox(box, await start(), deadline_s, restart=start)
+            await sandbox.ready(SandboxSpec(), timeout_s=HELLO_TIMEOUT_S)
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await (sandbox.close() if sandbox else self.remove(box.id))
             raise
+        hello = sandbox.greeted()
+        if hello is not None and hello.uid != 0:
+            sandbox.capabilities -= {Capability.USERS}
         return sandbox
+
+    def _starter(
+        self, spec: SandboxSpec, box: CloudBox, image: CloudImage, deadline_s: float
+    ) -> Callable[[], Awaitable[CloudStream]]:
+        """Return what starts an outpost in the sandbox, the first or another one."""
+        return lambda: self._outposts.start(box, self._start(spec, deadline_s), image=image.name)
 
     def _start(self, spec: SandboxSpec, deadline_s: float) -> OutpostStart:
         options = outpost_options(
@@ -353,20 +366,13 @@ class CloudSession:
         except ValueError as error:
             raise CreateError(f"The sandbox cannot be started: {error}.") from error
 
-    async def _hear(self, sandbox: CloudSandbox) -> None:
-        try:
-            await sandbox.ready(SandboxSpec(), timeout_s=HELLO_TIMEOUT_S)
-        except (ChannelLost, SandboxGone) as error:
-            with anyio.move_on_after(HELLO_TIMEOUT_S):
-                if why := await sandbox.box.why_not_started():
-                    raise CreateError(why, backend=self._vendor.name) from error
-            raise
-        hello = sandbox.greeted()
-        if hello is not None and hello.uid != 0:
-            sandbox.capabilities -= {Capability.USERS}
-
     def _sandbox(
-        self, spec: SandboxSpec, box: CloudBox, stream: CloudStream, deadline_s: float
+        self,
+        box: CloudBox,
+        stream: CloudStream,
+        deadline_s: float,
+        *,
+        restart: Callable[[], Awaitable[CloudStream]],
     ) -> CloudSandbox:
         sandbox = CloudSandbox(
             box=box,
@@ -375,12 +381,11 @@ class CloudSession:
             stream=stream,
             capabilities=self._capabilities,
             deadline_s=deadline_s,
-            restart=lambda: box.start_outpost(self._start(spec, deadline_s)),
+            restart=restart,
             transfers=self._transfers,
             threads=self._threads,
         )
         self._sandboxes[box.id] = sandbox
-        self._tasks.start_soon(stream.run)
         self._tasks.start_soon(sandbox.serve)
         return sandbox
 

@@ -10,6 +10,7 @@ from anyio.abc import TaskGroup
 
 from hermes_rl.backends.cloud_stream import CloudStream
 from hermes_rl.backends.outpost.start import OutpostStart
+from hermes_rl.backends.shipment import Shipment
 from hermes_rl.errors import GoneCause
 from hermes_rl.sandbox import SandboxSpec
 
@@ -95,12 +96,13 @@ class CloudBox(Protocol):
 
     id: str
 
-    async def start_outpost(self, start: OutpostStart) -> CloudStream:
-        """Start the outpost and return its stream, not yet running."""
-        ...
+    async def start_outpost(self, start: OutpostStart | Shipment) -> CloudStream:
+        """Start what will be the outpost and return its stream, not yet running.
 
-    async def why_not_started(self) -> str:
-        """Say what the outpost's start printed, or how it ended; "" if nothing is known."""
+        Raises:
+            PythonMissing: There is no python3 to start it with.
+            CreateError: It does not start; says why.
+        """
         ...
 
     async def fate(self) -> Fate:
@@ -116,6 +118,8 @@ class CloudVendor(Protocol):
     """One cloud. Every method raises our errors only, and has a deadline of its own."""
 
     name: str
+    python_hint: str
+    """What helps an image that can neither run an outpost nor take our interpreter."""
 
     async def open(self, tasks: TaskGroup) -> None:
         """Connect.

@@ -14,7 +14,9 @@ import anyio
 
 from hermes_rl.backends.cloud_stream import CloudStream
 from hermes_rl.backends.daytona_errors import TABLE
-from hermes_rl.errors import CreateError, HermesRLError
+from hermes_rl.backends.outpost.start import NO_PYTHON_EXIT_CODE, PythonMissing
+from hermes_rl.backends.shipment import NO_TERMINAL_EXIT_CODE
+from hermes_rl.errors import BackendUnavailable, CreateError, HermesRLError
 
 __all__ = ["DaytonaStream"]
 
@@ -74,7 +76,9 @@ class DaytonaStream(CloudStream):
         """Wait for the mark.
 
         Raises:
+            PythonMissing: The shell found no python3.
             CreateError: The session ended, or nothing of the kind came in time.
+            BackendUnavailable: The connection was lost.
         """
         with anyio.move_on_after(limit_s):
             async with anyio.create_task_group() as tasks:
@@ -83,16 +87,19 @@ class DaytonaStream(CloudStream):
                 tasks.cancel_scope.cancel()
         if self.begun.is_set():
             return
-        if self._handle.exit_code == 127:
-            raise CreateError(
-                "The image has no python3, which the sandbox's supervisor needs. Use an image "
-                "that has it."
-            )
+        code = self._handle.exit_code
+        if code == NO_PYTHON_EXIT_CODE:
+            raise PythonMissing
+        if code == NO_TERMINAL_EXIT_CODE:
+            raise CreateError("The image has no stty, which a supervisor on a terminal needs.")
+        if code is None and self.ended.is_set():
+            raise BackendUnavailable("The connection to a new sandbox's terminal was lost.")
         lines = self.shell_text.decode("utf-8", "replace").strip().splitlines()
         raise CreateError(f"The sandbox's supervisor does not start: {(lines or ['silence'])[-1]}")
 
     async def _watch_end(self, scope: anyio.CancelScope) -> None:
         await self._handle.wait()
+        self.ended.set()
         scope.cancel()
 
     async def put(self, data: bytes) -> None:

@@ -34,6 +34,7 @@ from hermes_rl.backends.daytona_stream import DaytonaStream
 from hermes_rl.backends.outpost.start import OutpostStart
 from hermes_rl.backends.ownership import OWNER_LABEL
 from hermes_rl.backends.shared_work import SharedWork
+from hermes_rl.backends.shipment import Shipment
 from hermes_rl.errors import ConfigError, ImageBuildFailed, SandboxError, SandboxGone, Unsupported
 from hermes_rl.sandbox import Check, SandboxSpec
 
@@ -53,6 +54,7 @@ class DaytonaVendor:
     """A :class:`~hermes_rl.backends.cloud_vendor.CloudVendor` over the Daytona SDK."""
 
     name = "daytona"
+    python_hint = "Use an image that has python3."
 
     def __init__(self, options: DaytonaOptions) -> None:
         self._options = options
@@ -218,7 +220,7 @@ class DaytonaBox:
         self._sandbox = sandbox
         self._stream: DaytonaStream | None = None
 
-    async def start_outpost(self, start: OutpostStart) -> CloudStream:
+    async def start_outpost(self, start: OutpostStart | Shipment) -> CloudStream:
         """Open a terminal and let its shell become the outpost."""
         mark = f"hermes{secrets.token_hex(8)}x"
         stream = DaytonaStream(mark[::-1].encode())
@@ -241,10 +243,6 @@ class DaytonaBox:
         await stream.send(start.preamble)
         self._stream = stream
         return stream
-
-    async def why_not_started(self) -> str:
-        """Nothing more is known: the terminal was ours."""
-        return ""
 
     async def fate(self) -> Fate:
         """Ask for the sandbox's state; its outpost's exit code came with the stream's end."""

@@ -6,6 +6,8 @@ The SDK resumes both after a broken connection, by offset, so nothing is lost or
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 
 from hermes_rl.backends.cloud_stream import CloudStream
@@ -16,6 +18,8 @@ __all__ = ["ModalStream"]
 
 WRITE_LIMIT_S = 120.0
 """Longest write: the SDK's own retries end within a minute."""
+BEGIN_LIMIT_S = 60.0
+"""From the start of an exec to its first word."""
 
 
 class ModalStream(CloudStream):
@@ -24,6 +28,23 @@ class ModalStream(CloudStream):
     def __init__(self, process: Any) -> None:
         super().__init__()
         self.process = process
+        self._pieces: AsyncIterator[bytes] = aiter(process.stdout)
+        self._first = b""
+
+    async def begin(self, preamble: bytes) -> bool:
+        """Write the preamble and wait for the first bytes; False = it ended without any.
+
+        Raises:
+            ConnectionResetError: The stream broke.
+        """
+        with suppress(ConnectionResetError):  # it may have ended already; so we read
+            await self.put(preamble)
+        try:
+            with TABLE.call("use", limit_s=BEGIN_LIMIT_S):
+                self._first = await anext(self._pieces, b"")
+        except HermesRLError as error:
+            raise ConnectionResetError(str(error)) from error
+        return bool(self._first)
 
     async def put(self, data: bytes) -> None:
         """Write to standard input."""
@@ -39,9 +60,10 @@ class ModalStream(CloudStream):
 
     async def take_all(self) -> None:
         """Pass standard output on."""
+        await self.arrived(self._first)
         try:
             with TABLE.call("use", limit_s=None):
-                async for data in self.process.stdout:
+                async for data in self._pieces:
                     await self.arrived(data)
         except HermesRLError as error:
             raise ConnectionResetError(str(error)) from error

@@ -24,8 +24,20 @@ from hermes_rl.backends.modal_errors import TABLE
 from hermes_rl.backends.modal_images import ModalImages
 from hermes_rl.backends.modal_options import ModalOptions
 from hermes_rl.backends.modal_stream import ModalStream
-from hermes_rl.backends.outpost.start import NO_PYTHON_EXIT_CODE, OutpostStart
-from hermes_rl.errors import ConfigError, SandboxError, SandboxGone, Unsupported
+from hermes_rl.backends.outpost.start import (
+    NO_PYTHON_EXIT_CODE,
+    OutpostStart,
+    PythonMissing,
+)
+from hermes_rl.backends.shipment import Shipment
+from hermes_rl.errors import (
+    BackendUnavailable,
+    ConfigError,
+    CreateError,
+    SandboxError,
+    SandboxGone,
+    Unsupported,
+)
 from hermes_rl.sandbox import Check, SandboxSpec
 
 __all__ = ["ModalVendor", "examine"]
@@ -47,6 +59,7 @@ class ModalVendor:
     """A :class:`~hermes_rl.backends.cloud_vendor.CloudVendor` over the Modal SDK."""
 
     name = "modal"
+    python_hint = "Use an image that has python3, or set the backend option add_python: '3.12'."
 
     def __init__(self, options: ModalOptions) -> None:
         self._options = options
@@ -176,30 +189,28 @@ class ModalBox:
         self._sandbox = sandbox
         self._process: Any = None
 
-    async def start_outpost(self, start: OutpostStart) -> CloudStream:
+    async def start_outpost(self, start: OutpostStart | Shipment) -> CloudStream:
         """Start the outpost as one exec; the SDK waits until the sandbox runs."""
         with TABLE.call("create", limit_s=CREATE_LIMIT_S, sandbox_id=self.id):
             self._process = await self._sandbox.exec.aio(*start.argv(), text=False)
         stream = ModalStream(self._process)
-        await stream.send(start.preamble)
-        return stream
+        try:
+            if await stream.begin(start.preamble):
+                return stream
+        except ConnectionResetError as error:
+            raise BackendUnavailable(str(error), backend="modal", sandbox_id=self.id) from error
+        raise await self._why_not_started()
 
-    async def why_not_started(self) -> str:
-        """Say what the exec ended with."""
-        if self._process is None:
-            return ""
-        with suppress(SandboxError), TABLE.call("use", limit_s=CALL_LIMIT_S):
-            code = await self._process.poll.aio()
+    async def _why_not_started(self) -> CreateError | PythonMissing:
+        with TABLE.call("create", limit_s=CALL_LIMIT_S, sandbox_id=self.id):
+            code = await self._process.wait.aio()
             if code == NO_PYTHON_EXIT_CODE:
-                return (
-                    "The image has no python3, which the sandbox's supervisor needs. Use an image "
-                    "that has it, or set the backend option add_python: '3.12'."
-                )
-            if code is not None:
-                text = (await self._process.stderr.read.aio()).decode("utf-8", "replace").strip()
-                last = text.splitlines()[-1] if text else f"exit code {code}"
-                return f"The sandbox's supervisor does not start: {last}"
-        return ""
+                return PythonMissing()
+            text = (await self._process.stderr.read.aio()).decode("utf-8", "replace").strip()
+        last = text.splitlines()[-1] if text else f"exit code {code}"
+        return CreateError(
+            f"The sandbox's supervisor does not start: {last}", backend="modal", sandbox_id=self.id
+        )
 
     async def fate(self) -> Fate:
         """Ask for the sandbox's return code, then for its outpost's."""

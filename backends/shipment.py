@@ -26,8 +26,10 @@ from hermes_rl.backends.runtime import MANIFEST, Runtime, ensure_runtime
 from hermes_rl.backends.shipment_script import SCRIPT, TOOLS
 from hermes_rl.errors import BackendUnavailable
 
-__all__ = ["Bundle", "InterpreterStock", "NotTaken", "Shipment"]
+__all__ = ["NO_TERMINAL_EXIT_CODE", "Bundle", "InterpreterStock", "NotTaken", "Shipment"]
 
+NO_TERMINAL_EXIT_CODE = 125
+"""Of the typed command, where the terminal cannot be made a plain byte stream."""
 PIECE_BYTES = 64 * 1024
 LINE_BYTES = 4096
 DELIVERY_LIMIT_S = 300.0
@@ -221,9 +223,8 @@ class Shipment:
         """Return the line for a shell on a terminal; see :meth:`OutpostStart.typed`."""
         shown = mark[::-1]
         raw = f"stty raw -echo -iexten && printf %s%s {shown[:4]} {shown[4:]}"
-        return (
-            f" {{ {raw}; }} 2>/dev/null && exec {shlex.join(self.argv())} 2>/dev/null || exit 125\n"
-        )
+        started = f"exec {shlex.join(self.argv())} 2>/dev/null"
+        return f" {{ {raw}; }} 2>/dev/null && {started} || exit {NO_TERMINAL_EXIT_CODE}\n"
 
     async def deliver(self, stream: Transport) -> str:
         """Send what is asked for until it is there; return its directory.

@@ -20,6 +20,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 
+from hermes_rl.errors import CreateError
+
 __all__ = ["NO_PYTHON_EXIT_CODE", "OutpostStart", "PythonMissing", "outpost_options"]
 
 NO_PYTHON_EXIT_CODE = 127
@@ -61,8 +63,17 @@ _SHELL = (
 _PYTHON = ("python3", "-ISu")
 
 
-class PythonMissing(Exception):
+class PythonMissing(CreateError):
     """There is no python3 where the outpost was to start, or one older than 3.8."""
+
+    def __init__(
+        self,
+        message: str = "There is no python3 (3.8 or newer) to run the sandbox's supervisor on.",
+        *,
+        backend: str | None = None,
+        sandbox_id: str | None = None,
+    ) -> None:
+        super().__init__(message, backend=backend, sandbox_id=sandbox_id)
 
 
 def outpost_options(

@@ -35,7 +35,7 @@ from aiohttp import web
 from hermes_rl.testing.daytona_storage import Storage, entrypoint_of, image_from
 from hermes_rl.testing.loopback_boxes import BoxRequest, open_box, remove_image
 from hermes_rl.testing.loopback_cloud import CloudLog, Faults, Lives, LoopbackSandbox
-from hermes_rl.testing.loopback_terminal import Terminal
+from hermes_rl.testing.loopback_terminal import BRIDGE_DIR, Terminal, bridge_interpreter
 
 __all__ = ["DaytonaServer", "Refusal"]
 
@@ -228,6 +228,7 @@ class DaytonaServer:
             memory_mb=1024 * asked["memory"] if asked.get("memory") else None,
             blocks_network=bool(asked.get("networkBlockAll")),
             label="daytona",
+            mounts={(await bridge_interpreter()).path: BRIDGE_DIR} if self.in_containers else {},
         )
         in_containers = self.in_containers and not error
         box = await open_box(box_request, in_containers=in_containers)

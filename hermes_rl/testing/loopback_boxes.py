@@ -56,6 +56,7 @@ class BoxRequest:
         memory_mb: None = no limit.
         blocks_network: Loopback only.
         label: Names the server, on containers.
+        mounts: Directory here -> where a container sees it, read-only.
     """
 
     image: str = ""
@@ -67,6 +68,7 @@ class BoxRequest:
     memory_mb: int | None = None
     blocks_network: bool = False
     label: str = ""
+    mounts: Mapping[Path, str] = field(default_factory=dict)
 
 
 class Box(ABC):
@@ -142,6 +144,7 @@ class ContainerBox(Box):
             options += ["--workdir", request.workdir]
         if request.user is not None:
             options += ["--user", request.user]
+        options += [f"--volume={here}:{there}:ro" for here, there in request.mounts.items()]
         options += ["--network", "none" if request.blocks_network else "bridge"]
         await _docker("run", "--detach", *options, request.image, *request.command)
 

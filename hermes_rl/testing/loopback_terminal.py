@@ -10,15 +10,17 @@ from contextlib import suppress
 import anyio
 from anyio.abc import Process
 
+from hermes_rl.backends.runtime import Runtime, ensure_runtime
+from hermes_rl.sandbox import BackendSettings
 from hermes_rl.testing.loopback_boxes import Box, ContainerBox
 
-__all__ = ["Terminal"]
+__all__ = ["BRIDGE_DIR", "Terminal", "bridge_interpreter"]
 
 READ_BYTES = 64 * 1024
 SHELL = ("/bin/sh", "-c", "exec $(command -v zsh || command -v bash || echo sh)")
 _BRIDGE = """
-import os, pty, select, sys
-child, master = pty.fork()
+import os, select, sys
+child, master = os.forkpty()
 if not child:
     os.execvp(sys.argv[1], sys.argv[1:])
 os.set_blocking(master, False)
@@ -45,13 +47,13 @@ status = os.waitpid(child, 0)[1]
 os._exit(128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status))
 """
 """Makes a terminal in a container. Docker's own gives up now and then amid megabytes."""
-_IN_CONTAINER = (
-    "/bin/sh",
-    "-c",
-    'command -v python3 >/dev/null && exec python3 -c "$0" "$@"; exec "$@"',
-    _BRIDGE,
-    *SHELL,
-)
+BRIDGE_DIR = "/.loopback"
+"""Where containers see the interpreter that runs the bridge; images may have none."""
+
+
+async def bridge_interpreter() -> Runtime:
+    """Return the directory to mount at :data:`BRIDGE_DIR`."""
+    return await ensure_runtime(BackendSettings(run_id="").cache_dir)
 
 
 class Terminal:
@@ -79,7 +81,8 @@ class Terminal:
             OSError: There is no terminal to be had.
         """
         if isinstance(box, ContainerBox):
-            argv = box.argv(_IN_CONTAINER, env={"TERM": "xterm"})
+            bridge = (await bridge_interpreter()).code_argv(_BRIDGE, *SHELL, mount=BRIDGE_DIR)
+            argv = box.argv(bridge, env={"TERM": "xterm"})
             theirs_in, target = os.pipe()
             source, theirs_out = os.pipe()
         else:

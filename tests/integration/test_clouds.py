@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -291,7 +290,7 @@ async def test_a_slow_server_only_takes_longer(cloud: Cloud) -> None:
     async with cloud.serving() as server:
         server.faults.every_call_s = 0.2
         results = await results_of(engine_on(cloud, "echo on"), 3)
-        assert [result.status for result in results] == ["finished"] * 3
+        assert [result.status for result in results] == ["finished"] * 3, results[0]
         assert server.lives.alive == []
 
 
@@ -301,7 +300,7 @@ async def test_a_server_that_is_killed_in_a_run_costs_a_retry_and_not_the_run(
     with server_process(cloud, tmp_path) as (process, port):
         here = cloud.server(port=port)
         with here.environment():
-            engine = engine_on(cloud, "sleep 2; echo on")
+            engine = engine_on(cloud, f"touch {tmp_path}/begun-$$; sleep 2; echo on")
             results: list[RolloutResult] = []
 
             async def work() -> None:
@@ -309,7 +308,9 @@ async def test_a_server_that_is_killed_in_a_run_costs_a_retry_and_not_the_run(
 
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(work)
-                await anyio.to_thread.run_sync(until_made, tmp_path / "log.jsonl", 3)
+                with anyio.fail_after(120):
+                    while len(list(tmp_path.glob("begun-*"))) < 3:
+                        await anyio.sleep(0.05)
                 process.send_signal(signal.SIGKILL)
                 await anyio.to_thread.run_sync(process.wait)
                 async with here:
@@ -320,15 +321,6 @@ async def test_a_server_that_is_killed_in_a_run_costs_a_retry_and_not_the_run(
     kinds = {failure.kind for result in results for failure in result.retried}
     assert SandboxGone.__name__ in kinds
     assert kinds <= {SandboxGone.__name__, BackendUnavailable.__name__}
-
-
-def until_made(log: Path, count: int) -> None:
-    for _ in range(600):
-        if log.exists() and log.read_bytes().count(b'"created"') >= count:
-            time.sleep(0.5)
-            return
-        time.sleep(0.1)
-    raise AssertionError(f"{count} sandboxes were not made")
 
 
 # Accounts
@@ -422,6 +414,4 @@ class TestImages:
             with pytest.raises(ImageBuildFailed) as caught:
                 await backend.create(replace(CONTAINER, image=None, dockerfile_dir=tmp_path))
             assert "exit 7" in caught.value.output
-            with pytest.raises(CreateError, match="no python3"):
-                await backend.create(replace(CONTAINER, image="hermes-bare:latest"))
             assert server.lives.alive == []

@@ -8,7 +8,7 @@ from dataclasses import replace
 import anyio
 import pytest
 
-from hermes_rl.errors import CreateError, SandboxGone, Unsupported
+from hermes_rl.errors import SandboxGone, Unsupported
 
 from .clouds import MODAL, SPEC, lost_in
 
@@ -64,11 +64,3 @@ async def test_a_life_longer_than_modals_is_refused_by_name() -> None:
     async with MODAL.serving(), MODAL.backend() as backend:
         with pytest.raises(Unsupported, match="24 hours"):
             await backend.create(replace(SPEC, lease_s=90_000.0))
-
-
-@pytest.mark.docker
-@pytest.mark.usefixtures("docker_image")
-async def test_an_image_without_python_names_the_option_that_adds_one() -> None:
-    async with MODAL.serving(in_containers=True), MODAL.backend() as backend:
-        with pytest.raises(CreateError, match=r"no python3.*add_python"):
-            await backend.create(replace(SPEC, image="hermes-bare:latest"))
