@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 __all__ = ["Game", "YCBench", "drop_old_turns"]
 
 FOLDER = "~/.yc-bench"
+OLDEST_PYTHON = (3, 11)
 LARGEST_DATABASE_BYTES = 64 << 20
 WAIT_FOR_COMMAND_S = 30
 """For a command in flight to end, before the database is copied as it is."""
@@ -129,7 +130,13 @@ class Game:
         )
         if found["exit_code"]:
             raise TaskError("yc-bench needs python3 in the sandbox; use an image that has it.")
-        package = await load_package(python=found["output"].strip())
+        python = found["output"].strip()
+        if tuple(map(int, python.split("."))) < OLDEST_PYTHON:
+            raise TaskError(
+                f"yc-bench needs Python 3.11 or newer in the sandbox, which has {python}; use an "
+                "image that has it."
+            )
+        package = await load_package(python=python)
         await ctx.terminal(f"mkdir -p {FOLDER}/bin")
         await ctx.sandbox.upload(package.path, f"{FOLDER}/site")
         source = files("hermes_rl.benchmarks.yc_bench.in_sandbox")
