@@ -173,7 +173,7 @@ class SSHBackend:
     async def sweep(self) -> Sequence[str]:
         """Remove on every host what nobody keeps any more; works unconnected too."""
         async with self._connected() as session:
-            return await session.fleet.sweep()
+            return await session.sweep()
 
     async def records(self) -> Sequence[SandboxRecord]:
         """List what all engines have on the hosts; works unconnected too."""

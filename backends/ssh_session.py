@@ -33,6 +33,8 @@ __all__ = ["SSHSession"]
 logger = logging.getLogger(__name__)
 
 SWEEP_INTERVAL_S = 60.0
+UNREPORTED = 1000
+"""Most that is remembered of what was swept before anyone asked."""
 
 
 class SSHSession:
@@ -61,6 +63,8 @@ class SSHSession:
         self._options = options
         self._limits = limits
         self._sandboxes: dict[str, SSHSandbox] = {}
+        self._sweeping = anyio.Lock()
+        self._unreported: list[str] = []
         self._stack = AsyncExitStack()
 
     # Life
@@ -116,10 +120,24 @@ class SSHSession:
     async def _sweep_regularly(self) -> None:
         while True:
             try:
-                await self.fleet.sweep()
+                async with self._sweeping:
+                    removed = await self.fleet.sweep()
+                    self._unreported = [*self._unreported, *removed][-UNREPORTED:]
             except (SandboxError, ConfigError) as error:
                 logger.info("ssh: sweeping: %s", error)
             await anyio.sleep(SWEEP_INTERVAL_S)
+
+    async def sweep(self) -> list[str]:
+        """Remove on the hosts what nobody keeps any more; return all that was since last asked.
+
+        Raises:
+            BackendUnavailable: No host can be reached.
+            ConfigError: The only ones that can refuse.
+        """
+        async with self._sweeping:
+            removed = await self.fleet.sweep()
+            removed, self._unreported = [*self._unreported, *removed], []
+        return removed
 
     def facts(self) -> Sequence[HostFacts]:
         """Return what is known of the hosts that were reached."""

@@ -2,7 +2,7 @@
 
 Without names, every backend is looked at; one that was never set up (its extra, program or
 account is missing) is named and is no fault. With names, it is one. Exits with 0 if all is well,
-else with 1.
+else with 1. ``--env.backend_options`` are those of the one backend that is named.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from pathlib import Path
 
 import anyio
 
+from hermes_rl.cli.backend_flags import backend_options
 from hermes_rl.cli.exit_codes import ExitCode
 from hermes_rl.cli.plain import printable
 from hermes_rl.config_sources import Flag, load_dotenv
 from hermes_rl.errors import ConfigError, HermesRLError
 from hermes_rl.sandbox import BackendSettings, Check, backend_names, open_backend
+from hermes_rl.types import JSONObject
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,16 +30,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, flags: Sequence[Flag]) -> int:
     """Print the checks."""
-    if flags:
-        raise ConfigError(f"doctor takes no settings, but got {flags[0]}.")
+    options = backend_options(flags, command="doctor")
+    if options and len(arguments.backend) != 1:
+        raise ConfigError("--env.backend_options are one backend's: name it, as in 'doctor ssh'.")
     load_dotenv(Path.cwd())
-    return anyio.run(_examine, arguments.backend)
+    return anyio.run(_examine, arguments.backend, options)
 
 
-async def _examine(wanted: Sequence[str]) -> int:
+async def _examine(wanted: Sequence[str], options: JSONObject) -> int:
     all_well = True
     for name in wanted or backend_names():
-        checks = await _checks(name)
+        checks = await _checks(name, options)
         print(f"{name}:")
         for check in checks:
             is_unwanted = check.optional and not wanted
@@ -54,17 +57,17 @@ def _line(check: Check, *, is_unwanted: bool) -> str:
     return f"{line}\n        {'to have it' if is_unwanted else 'fix'}: {check.fix}"
 
 
-async def _checks(name: str) -> Sequence[Check]:
+async def _checks(name: str, options: JSONObject) -> Sequence[Check]:
     """A backend that cannot even be opened is a failed check, unless its name is unknown."""
     if name not in backend_names():
-        open_backend(name, _settings())
+        open_backend(name, _settings(options))
     try:
-        return await open_backend(name, _settings()).doctor()
+        return await open_backend(name, _settings(options)).doctor()
     except ConfigError as error:  # nothing is configured: of no concern to who did not ask
         return [Check("not set up", ok=False, detail=str(error), optional=True)]
     except HermesRLError as error:
         return [Check("backend", ok=False, detail=str(error))]
 
 
-def _settings() -> BackendSettings:
-    return BackendSettings(run_id=f"cli-{uuid.uuid4().hex[:12]}")
+def _settings(options: JSONObject) -> BackendSettings:
+    return BackendSettings(run_id=f"cli-{uuid.uuid4().hex[:12]}", options=options)

@@ -1,7 +1,7 @@
 """List the sandboxes of all runs, or remove those whose run is dead or whose time is over.
 
 ``clean`` removes a sandbox only if the process that owns it has ended on this machine, or if it is
-past its deadline; never one of a run that lives.
+past its deadline; never one of a run that lives. ``--env.backend_options`` are the backend's.
 """
 
 from __future__ import annotations
@@ -14,15 +14,18 @@ from pathlib import Path
 
 import anyio
 
+from hermes_rl.cli.backend_flags import backend_options
 from hermes_rl.config_sources import Flag, load_dotenv
 from hermes_rl.errors import ConfigError
 from hermes_rl.sandbox import (
+    Backend,
     BackendSettings,
     Inventory,
     SandboxRecord,
     backend_names,
     open_backend,
 )
+from hermes_rl.types import JSONObject
 
 COLUMNS = ("ID", "STATE", "RUN", "TIME LEFT", "SWEEP", "IMAGE")
 
@@ -37,21 +40,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, flags: Sequence[Flag]) -> int:
     """List or clean."""
-    if flags:
-        raise ConfigError(f"sandboxes takes no settings, but got {flags[0]}.")
+    options = backend_options(flags, command="sandboxes")
     load_dotenv(Path.cwd())
     action = {"list": _list, "clean": _clean}[arguments.action]
-    anyio.run(action, arguments.backend)
+    anyio.run(action, open_backend(arguments.backend, _settings(options)))
     return 0
 
 
-async def _list(name: str) -> None:
-    backend = open_backend(name, _settings())
+async def _list(backend: Backend) -> None:
     if not isinstance(backend, Inventory):
-        raise ConfigError(f"The backend {name!r} cannot list its sandboxes.")
+        raise ConfigError(f"The backend {backend.name!r} cannot list its sandboxes.")
     rows = [_row(record) for record in await backend.records()]
     if not rows:
-        print(f"{name}: no sandboxes")
+        print(f"{backend.name}: no sandboxes")
         return
     widths = [max(map(len, column)) for column in zip(COLUMNS, *rows, strict=True)]
     for row in [COLUMNS, *rows]:
@@ -59,14 +60,14 @@ async def _list(name: str) -> None:
         print("  ".join(cells).rstrip())
 
 
-async def _clean(name: str) -> None:
-    async with open_backend(name, _settings()) as backend:
+async def _clean(backend: Backend) -> None:
+    async with backend:
         removed = await backend.sweep()
-    print("\n".join([*removed, f"{name}: removed {len(removed)}"]))
+    print("\n".join([*removed, f"{backend.name}: removed {len(removed)}"]))
 
 
-def _settings() -> BackendSettings:
-    return BackendSettings(run_id=f"cli-{uuid.uuid4().hex[:12]}")
+def _settings(options: JSONObject) -> BackendSettings:
+    return BackendSettings(run_id=f"cli-{uuid.uuid4().hex[:12]}", options=options)
 
 
 def _row(record: SandboxRecord) -> tuple[str, ...]:
