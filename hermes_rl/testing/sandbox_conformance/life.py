@@ -62,10 +62,10 @@ class LifeConformance(ConformanceBase):
         try:
 
             async def started() -> bool:
-                return "started" in [entry.name for entry in await box.list(".")]
+                names = [entry.name for entry in await box.list(".")]
+                return "started" in names and await box.read("started", max_bytes=10) == b"here"
 
             await eventually(started)
-            assert await box.read("started", max_bytes=10) == b"here"
         finally:
             await box.close()
 
