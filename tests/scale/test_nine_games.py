@@ -40,10 +40,12 @@ async def play(model: ScriptedModel, *, times: int) -> dict[str, list[RolloutRes
     assert len(games) == 9
     plays: dict[str, list[RolloutResult]] = {game.id: [] for game in games}
     config = EnvConfig(enabled_toolsets=["terminal"], terminal_timeout=3500, max_eval_workers=2)
-    async with RolloutEngine(config, model=model) as engine:
-        async with engine.run(games, attempts=times) as results:
-            async for result in results:
-                plays[result.task_id].append(result)
+    async with (
+        RolloutEngine(config, model=model) as engine,
+        engine.run(games, attempts=times) as results,
+    ):
+        async for result in results:
+            plays[result.task_id].append(result)
     return plays
 
 
