@@ -354,8 +354,8 @@ async def test_a_cut_short_directory_is_swept_when_it_is_old(backend: LocalBacke
 async def test_doctor_names_what_is_missing(
     backend: LocalBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert all(check.ok for check in await backend.doctor())
+    assert all(check.ok or check.optional for check in await backend.doctor())
     monkeypatch.setenv("PATH", "/nowhere")
     failed = [check for check in await backend.doctor() if not check.ok]
-    assert [check.name for check in failed] == ["bash"]
-    assert "Install bash" in failed[0].fix
+    assert "bash" in [check.name for check in failed if not check.optional]
+    assert any("Install bash" in check.fix for check in failed)

@@ -76,7 +76,8 @@ class FileConformance(ConformanceBase):
 
     async def test_absolute_paths(self, sandbox: Sandbox) -> None:
         """A path from the root is taken as it is."""
-        path = f"/tmp/{unique()}"
+        here = await self.make(sandbox, "import os; print(os.getcwd())")
+        path = f"{here}/{unique()}"
         await sandbox.write(path, b"abs")
         assert (
             await self.make(sandbox, "import sys; print(open(sys.argv[1]).read())", path) == "abs"

@@ -23,6 +23,10 @@ class _Session:
     async def text(self, cmd: str) -> str:
         return (await self(cmd)).text
 
+    async def folder(self) -> str:
+        """Return the working directory, ready for a slash behind it."""
+        return ((await self(":")).cwd or "").rstrip("/")
+
 
 class SessionConformance(ConformanceBase):
     """State between commands; needs a shell in the image."""
@@ -30,9 +34,10 @@ class SessionConformance(ConformanceBase):
     async def test_directory_persists(self, sandbox: Sandbox) -> None:
         """``cd`` holds for the next command and is reported."""
         run = _Session(sandbox)
-        result = await run("mkdir -p /tmp/there && cd /tmp/there")
-        assert result.cwd == "/tmp/there"
-        assert await run.text("pwd") == "/tmp/there\n"
+        name = unique("there")
+        there = f"{await run.folder()}/{name}"
+        assert (await run(f"mkdir {name} && cd {name}")).cwd == there
+        assert await run.text("pwd") == f"{there}\n"
 
     async def test_environment_persists(self, sandbox: Sandbox) -> None:
         """Exported variables reach the next command's programs."""
@@ -154,12 +159,13 @@ class SessionConformance(ConformanceBase):
     async def test_directory_with_an_awkward_name(self, sandbox: Sandbox) -> None:
         """Spaces, quotes and newlines in a directory's name are no trouble, and never executed."""
         run = _Session(sandbox)
-        name = "/tmp/" + unique("a 'b' $(touch /tmp/executed)\ntouch /tmp/executed\nx")
+        awkward = unique("a 'b' $(touch ~/executed)\ntouch ~/executed\nx")
+        name = f"{await run.folder()}/{awkward}"
         await sandbox.exec(
             'mkdir -p "$D" && cd "$D"', timeout_s=30, session=run.name, env={"D": name}
         )
         assert await run.text("pwd") == name + "\n"
-        assert (await sh(sandbox, "ls /tmp/executed")).exit_code != 0
+        assert (await sh(sandbox, "ls ~/executed")).exit_code != 0
 
     async def test_deleted_directory_is_left(self, sandbox: Sandbox) -> None:
         """When the session's directory is gone, commands go on in the nearest one and say so."""
@@ -172,9 +178,10 @@ class SessionConformance(ConformanceBase):
     async def test_linked_directory_keeps_its_name(self, sandbox: Sandbox) -> None:
         """``cd`` through a link stays at the link's name, as in one shell."""
         run = _Session(sandbox)
-        link = "/tmp/" + unique("link")
+        here = await run.folder()
+        link = f"{here}/{unique('link')}"
         await run(f"ln -s / {link}; cd {link}")
-        assert await run.text("pwd; cd ..; pwd") == f"{link}\n/tmp\n"
+        assert await run.text("pwd; cd ..; pwd") == f"{link}\n{here or '/'}\n"
 
     async def test_shell_options_do_not_break_the_state(self, sandbox: Sandbox) -> None:
         """Whatever options a command sets for itself, its state is kept."""
