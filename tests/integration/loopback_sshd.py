@@ -92,11 +92,15 @@ class Sshd:
     def sandboxes(self) -> Path:
         return self.directory / ("sandboxes" if self.user == "root" else "home/sandboxes")
 
+    def seen(self, path: Path) -> Path:
+        """Return the way from here to a path as the server sees it."""
+        if self.setup and self.process is not None:
+            return Path(f"/proc/{self.process.pid}/root{path}")
+        return path
+
     def left(self) -> list[str]:
         """Return the directories of sandboxes that are there."""
-        top = self.sandboxes
-        if self.setup and self.process is not None:
-            top = Path(f"/proc/{self.process.pid}/root{top}")
+        top = self.seen(self.sandboxes)
         if not top.exists():
             return []
         return sorted(path.name for path in top.iterdir() if path.name[:4] == "ssh-")
@@ -196,3 +200,13 @@ def guests() -> list[str]:
     """Return the command lines of the guest's processes."""
     words = ["ps", "-o", "args=", "-u", str(GUEST_UID)]
     return subprocess.run(words, capture_output=True, text=True, check=False).stdout.splitlines()
+
+
+def complaint_of_guest_namespaces() -> str:
+    """Return why the guest cannot use bubblewrap, "" if it can."""
+    words = ["setpriv", f"--reuid={GUEST_UID}", "--clear-groups", "bwrap", "--ro-bind", "/", "/"]
+    words += ["--unshare-user", "--unshare-pid", "--proc", "/proc", "true"]
+    done = subprocess.run(words, check=False, capture_output=True, text=True)
+    if done.returncode == 0:
+        return ""
+    return f"users without rights may make no namespaces here: {done.stderr}"
