@@ -33,13 +33,17 @@ from yarl import URL
 
 from hermes_rl.backends.docker_archive import ArchiveStat
 from hermes_rl.backends.docker_attach import AttachTransport, converse
+from hermes_rl.backends.docker_changes import read_changes
 from hermes_rl.backends.docker_connection import open_client, registry_auth, registry_config
 from hermes_rl.backends.docker_errors import TIMED_OUT, UNREACHABLE, EngineFailure
+from hermes_rl.sandbox import Change
 
 __all__ = ["DockerEngine"]
 
 CALL_TIMEOUT_S = 60.0
 """For calls that should take milliseconds; a daemon starting 2 x cores at once needs seconds."""
+CHANGES_TIMEOUT_S = 120.0
+"""The daemon walks through all files that the container has written."""
 MAX_LINE_BYTES = 4 << 20
 """Largest line of a progress or event stream."""
 
@@ -166,9 +170,11 @@ class DockerEngine:
         answer: list[dict[str, Any]] = await self.json("containers/json", params=params)
         return answer
 
-    async def changes(self, container: str) -> list[dict[str, Any]]:
-        """List paths that differ from the image: ``Path`` and ``Kind`` (0 modified, 1, 2)."""
-        return await self.json(f"containers/{container}/changes") or []
+    async def changes(self, container: str) -> list[Change]:
+        """List paths that differ from the image."""
+        with _call(CHANGES_TIMEOUT_S):
+            async with self._response(f"containers/{container}/changes") as answer:
+                return await read_changes(answer.content.iter_any())
 
     async def attach(self, container: str) -> AttachTransport:
         """Attach to a created container's main process; start it only after this returns."""

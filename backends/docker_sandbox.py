@@ -11,7 +11,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
-from typing import Literal
 
 import anyio
 from anyio import Path as AsyncPath  # anyio loads it at first use: not on the event loop.
@@ -44,11 +43,6 @@ ENGINE_SLACK_S = 15.0
 """What the engine may need beyond a trusted command's own deadline to start and report it."""
 PLACE_TIMEOUT_S = 30.0
 _NO_DEADLINE_S = 7 * 86400.0
-_KINDS: dict[int, Literal["added", "modified", "deleted"]] = {
-    0: "modified",
-    1: "added",
-    2: "deleted",
-}
 
 
 class DockerSandbox(OutpostSandbox):
@@ -167,12 +161,11 @@ class DockerSandbox(OutpostSandbox):
         """List what differs from the image, without the mount point of our interpreter."""
         self._check()
         with translated("use", sandbox_id=self.id):
-            entries = await self._engine.changes(self.container)
-        return [
-            Change(entry["Path"], _KINDS[entry["Kind"]])
-            for entry in entries
-            if entry["Path"] != MOUNT_POINT
-        ]
+            changes = await self._engine.changes(self.container)
+        mount = next((n for n, change in enumerate(changes) if change.path == MOUNT_POINT), None)
+        if mount is not None:
+            del changes[mount]
+        return changes
 
     async def _read_trusted(self, path: str, *, max_bytes: int, offset: int) -> bytes:
         """Read a regular file through the engine. A link is refused, not followed."""

@@ -43,7 +43,7 @@ class Owner:
     Attributes:
         machine: /etc/machine-id, ``none`` where there is none.
         boot: The kernel's boot id.
-        namespace: Inode of the pid namespace.
+        namespace: Inode of the pid namespace, empty if unknown: then no one is judged.
         pid: Process id within that namespace.
         start: Start time in clock ticks since boot.
     """
@@ -79,13 +79,17 @@ class Owner:
 
     def is_dead(self, *, seen_from: Owner) -> bool:
         """Tell whether the owner surely lives no more; False wherever that cannot be judged."""
-        if (self.machine, self.boot, self.namespace) != (
+        place = (self.boot, self.namespace)
+        if "" in place or (self.machine, *place) != (
             seen_from.machine,
             seen_from.boot,
             seen_from.namespace,
         ):
             return False
-        return _start_time(self.pid) != self.start
+        try:
+            return _start_time(self.pid) != self.start
+        except PermissionError:
+            return False
 
 
 def labels_for(
@@ -127,13 +131,31 @@ def _pid_namespace() -> str:
     try:
         return os.readlink("/proc/self/ns/pid").strip("pid:[]")
     except OSError:
-        return "none"
+        return ""
 
 
 def _start_time(pid: int) -> int | None:
-    """Start time of a running process in ticks since boot; None for no process or a zombie."""
+    """Start time of a running process in ticks since boot; None for no process or a zombie.
+
+    Raises:
+        PermissionError: There is one, but /proc hides it (``hidepid``): another user's.
+    """
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except PermissionError:
+        raise
     except OSError:
+        if _is_another_users(pid):
+            raise PermissionError(f"/proc hides process {pid}") from None
         return None
     return None if fields[0] in (b"Z", b"X") else int(fields[19])
+
+
+def _is_another_users(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except (ProcessLookupError, OverflowError):
+        return False
+    return False

@@ -304,8 +304,9 @@ async def test_changes_are_listed(engine: DockerEngine) -> None:
         engine, script="touch /new; rm /etc/issue; echo x >>/etc/passwd; echo; read line"
     )
     await _line(transport)
-    kinds = {entry["Path"]: entry["Kind"] for entry in await engine.changes(container)}
-    assert (kinds["/new"], kinds["/etc/issue"], kinds["/etc/passwd"]) == (1, 2, 0)
+    kinds = {change.path: change.kind for change in await engine.changes(container)}
+    assert kinds["/new"] == "added"
+    assert (kinds["/etc/issue"], kinds["/etc/passwd"]) == ("deleted", "modified")
     await transport.aclose()
 
 

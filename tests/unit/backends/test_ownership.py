@@ -19,6 +19,7 @@ from hermes_rl.backends.ownership import (
     judge,
     labels_for,
 )
+from tests.conftest import require
 
 ME = Owner.current()
 NOW_S = 1_000_000.0
@@ -87,6 +88,38 @@ def test_a_foreign_owner_is_never_judged_dead(ended: Owner, field: str) -> None:
     foreign = dataclasses.replace(ended, **{field: "elsewhere"})
     assert not foreign.is_dead(seen_from=ME)
     assert judge(_labels(foreign), seen_from=ME, now_s=NOW_S) == "keep"
+
+
+HIDDEN = """
+import os, sys
+from hermes_rl.backends.ownership import Owner
+me = Owner.current()
+os.setgroups([])
+os.setresgid(65534, 65534, 65534)
+os.setresuid(65534, 65534, 65534)
+for label in sys.argv[1:]:
+    print(os.path.exists(f"/proc/{label.split(':')[3]}"), Owner.parse(label).is_dead(seen_from=me))
+"""
+
+
+def test_another_users_process_that_proc_hides_is_not_dead(ended: Owner) -> None:
+    hide = "mount -t proc -o hidepid=2 proc /proc"
+    unshare = ["unshare", "--mount", "sh", "-c", f'{hide} && exec "$@"', "sh"]
+    possible = os.geteuid() == 0 and subprocess.run([*unshare, "true"], check=False).returncode == 0
+    require(possible, "needs root and the right to mount /proc")
+    words = [*unshare, sys.executable, "-c", HIDDEN, str(ME), str(ended)]
+    done = subprocess.run(words, check=True, capture_output=True, text=True)
+    assert done.stdout.split() == ["False", "False", "False", "True"]
+
+
+@pytest.mark.parametrize("field", ["boot", "namespace"])
+def test_where_a_place_has_no_name_no_one_is_judged_dead(ended: Owner, field: str) -> None:
+    nowhere = dataclasses.replace(ended, **{field: ""})
+    assert not nowhere.is_dead(seen_from=dataclasses.replace(ME, **{field: ""}))
+
+
+def test_a_process_id_beyond_any_is_dead() -> None:
+    assert dataclasses.replace(ME, pid=1 << 80).is_dead(seen_from=ME)
 
 
 def test_a_foreign_owners_deadline_counts(ended: Owner) -> None:
