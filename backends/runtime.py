@@ -37,12 +37,25 @@ import orjson
 from hermes_rl.backends.elf import dynamic_loader, loadable_part
 from hermes_rl.errors import BackendUnavailable
 
-__all__ = ["MANIFEST", "MOUNT_POINT", "PROGRAMS", "Runtime", "build_runtime", "ensure_runtime"]
+__all__ = [
+    "GUESTS",
+    "MANIFEST",
+    "MOUNT_POINT",
+    "PROGRAMS",
+    "Runtime",
+    "build_runtime",
+    "ensure_runtime",
+]
 
 MOUNT_POINT = "/.hermes"
 """Where sandboxes see the directory."""
-PROGRAMS = ("outpost", "deadline", "place", "guard", "image_mount")
+PROGRAMS = ("outpost", "deadline", "place")
 """The programs in the directory: modules of :mod:`hermes_rl.backends.outpost`."""
+GUESTS = (
+    *("bundle", "guard", "host_survey", "image_archive"),
+    *("image_mount", "leftovers", "sandbox_lock"),
+)
+"""Modules that are sent as source to where the directory lies; what they import is in it."""
 
 _FORMAT = 1
 """Part of the digest; raised whenever the layout below changes."""
@@ -161,7 +174,9 @@ def build_runtime(
         )
     interpreter = python or Path(getattr(sys, "_base_executable", "") or sys.executable)
     try:
-        plan = _plan(interpreter, programs or {name: _program(name) for name in PROGRAMS})
+        guests = [] if programs else [_program(name) for name in GUESTS]
+        programs = programs or {name: _program(name) for name in PROGRAMS}
+        plan = _plan(interpreter, programs, guests)
         target = cache_dir / f"runtime-{plan.digest()}"
         if not _is_complete(target):
             _install(plan, target)
@@ -198,8 +213,9 @@ def _program(name: str) -> Path:
     return Path(str(files("hermes_rl.backends.outpost").joinpath(f"{name}.py")))
 
 
-def _plan(interpreter: Path, programs: Mapping[str, Path]) -> _Plan:
-    imports = sorted({name for path in programs.values() for name in _imports(path)})
+def _plan(interpreter: Path, programs: Mapping[str, Path], guests: Sequence[Path]) -> _Plan:
+    importing = [*programs.values(), *guests]
+    imports = sorted({name for path in importing for name in _imports(path)})
     executable, stdlib, prefix, *loaded = _probe(interpreter, imports)
     lib_dir = os.path.relpath(stdlib, prefix)
     found = {f"{lib_dir}/{_inside(path, stdlib)}": Path(path) for path in loaded}

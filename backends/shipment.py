@@ -36,7 +36,7 @@ DELIVERY_LIMIT_S = 300.0
 """For some five megabytes; a line that needs longer is no use for sandboxes."""
 _COMPRESSION = 6
 _OPENING = (
-    "command -v head >/dev/null 2>&1 || { printf 'tools head\\n'; exit 3; }; "
+    "printf %s \"$2\"; command -v head >/dev/null 2>&1 || { printf 'tools head\\n'; exit 3; }; "
     'eval "$(head -c "$1")"'
 )
 _RENAME = """
@@ -194,10 +194,9 @@ class Shipment:
             "plain_bytes": bundle.plain_bytes,
             "scratch_name": self.scratch,
             "rename": _RENAME,
-            "mark": self.mark,
         }
         lines = [f"{name}={shlex.quote(str(value))}" for name, value in values.items()]
-        lines += ['printf %s "$mark"', f"set -- {' '.join(self.places)}", SCRIPT]
+        lines += [f"set -- {' '.join(self.places)}", SCRIPT]
         return "\n".join([*lines, *self._program()]).encode() + b"\n"
 
     def _program(self) -> list[str]:
@@ -213,7 +212,7 @@ class Shipment:
 
     def argv(self) -> list[str]:
         """Return the command to run on pipes."""
-        return ["/bin/sh", "-c", _OPENING, "sh", str(len(self.preamble))]
+        return ["/bin/sh", "-c", _OPENING, "sh", str(len(self.preamble)), self.mark]
 
     def command_line(self) -> str:
         """Return the same for a login shell of any kind."""

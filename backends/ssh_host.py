@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -17,10 +17,17 @@ from anyio.abc import TaskGroup
 from hermes_rl.backends.bubblewrap import CONFIGURATION, SYSTEM, HostSystem
 from hermes_rl.backends.local_session import KEPT_ENVIRONMENT
 from hermes_rl.backends.outpost.guard import EXIT_REFUSED, EXIT_TROUBLE
-from hermes_rl.backends.outpost.start import NO_PYTHON_EXIT_CODE, OutpostStart
+from hermes_rl.backends.outpost.start import (
+    NO_PYTHON_EXIT_CODE,
+    PYTHON,
+    OutpostStart,
+    PythonMissing,
+)
 from hermes_rl.backends.ownership import DEADLINE_LABEL, DEADLINE_MARGIN_S
 from hermes_rl.backends.runtime import MANIFEST, Runtime
+from hermes_rl.backends.shipment import InterpreterStock
 from hermes_rl.backends.ssh_connection import HostConnections
+from hermes_rl.backends.ssh_interpreter import HostInterpreter
 from hermes_rl.backends.ssh_options import SSHAddress, SSHOptions
 from hermes_rl.backends.ssh_stream import SSHStream
 from hermes_rl.errors import BackendUnavailable, ConfigError
@@ -31,7 +38,6 @@ UNPACK_LIMIT_S = 1800.0
 """For an image of many gigabytes."""
 CALL_LIMIT_S = 60.0
 """For one call of the program on the host; a loaded one starts a Python in seconds."""
-MIN_PYTHON = (3, 8)
 _PACKAGE = "hermes_rl.backends.outpost"
 _MODULES = (
     "outpost",
@@ -79,11 +85,23 @@ class SSHHost:
         address: Where it is.
         options: Of the backend.
         tasks: For connections being opened.
+        stock: Our interpreter, for a host without python3.
     """
 
-    def __init__(self, address: SSHAddress, options: SSHOptions, tasks: TaskGroup) -> None:
+    def __init__(
+        self,
+        address: SSHAddress,
+        options: SSHOptions,
+        *,
+        tasks: TaskGroup,
+        stock: InterpreterStock,
+    ) -> None:
         self.address = address
         self.connections = HostConnections(address, options, tasks)
+        self._interpreter = HostInterpreter(
+            address, connections=self.connections, stock=stock, directory=options.directory
+        )
+        self._python: Sequence[str] = PYTHON
         self.places = anyio.CapacityLimiter(options.sandboxes_per_host)
         """One for each sandbox."""
         self.preparing = anyio.Lock()
@@ -105,7 +123,7 @@ class SSHHost:
         mark = f"<{secrets.token_hex(12)}>"
         text = orjson.dumps({**plan, "mark": mark}).decode()
         options = "\0".join([*self._parts, verb, text]).encode("utf-8", "surrogateescape")
-        start = OutpostStart(options, self._program)
+        start = OutpostStart(options, self._program, interpreter=self._python)
         stream = await self.connections.open(start.command_line(), mark=mark.encode())
         try:
             await stream.send(start.preamble)
@@ -123,8 +141,16 @@ class SSHHost:
 
         Raises:
             BackendUnavailable: The host cannot be reached or does not do it; says why.
-            ConfigError: It is not trusted, refuses the login, or has no python3.
+            ConfigError: It is not trusted, refuses the login, or has no python3 and does not
+                run ours.
         """
+        try:
+            return await self._called(verb, plan, limit_s=limit_s)
+        except PythonMissing:
+            self._python = await self._interpreter.bring()
+            return await self._called(verb, plan, limit_s=limit_s)
+
+    async def _called(self, verb: str, plan: Mapping[str, Any], *, limit_s: float) -> Any:
         stream: SSHStream | None = None
         answer = bytearray()
         try:
@@ -151,13 +177,10 @@ class SSHHost:
         """Return the error that says what the host did or did not do."""
         return BackendUnavailable(f"{self.address} {what}.", backend="ssh")
 
-    def start_error(self, stream: SSHStream) -> BackendUnavailable | ConfigError:
+    def start_error(self, stream: SSHStream) -> BackendUnavailable | ConfigError | PythonMissing:
         """Return why the program on the host ended before it did anything."""
         if stream.exit_status == NO_PYTHON_EXIT_CODE:
-            return ConfigError(
-                f"{self.address} has no python3, which the supervisor of its sandboxes needs. "
-                "Install it there (apt install python3, dnf install python3; 3.8 or newer)."
-            )
+            return PythonMissing(backend="ssh")
         if stream.exit_status == EXIT_REFUSED:
             return ConfigError(f"{self.address}: {stream.complaint.removeprefix('hermes: ')}.")
         if stream.exit_status == EXIT_TROUBLE:
@@ -183,12 +206,7 @@ class SSHHost:
             "images": self._options.images,
         }
         found = await self.call("survey", plan)
-        version, images = tuple(found["python"]), found["images"]
-        if version < MIN_PYTHON:
-            raise ConfigError(
-                f"{self.address} has python3 {'.'.join(map(str, version))}; the supervisor of its "
-                "sandboxes needs 3.8 or newer. Install one there."
-            )
+        images = found["images"]
         self.facts = HostFacts(
             base=found["base"],
             uid=found["uid"],

@@ -11,6 +11,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from hermes_rl.backends.runtime import Runtime
+from hermes_rl.backends.shipment import InterpreterStock
 from hermes_rl.backends.ssh_dockerfile import ImageRecipe, recipe_of
 from hermes_rl.backends.ssh_fleet import SSHFleet, all_at_once
 from hermes_rl.backends.ssh_host import HostFacts, SSHHost
@@ -87,8 +88,9 @@ class SSHSession:
                 capabilities=self.capabilities,
                 tasks=self._tasks,
             )
+            stock = InterpreterStock(self._settings.cache_dir)
             hosts = [
-                SSHHost(address, self._options, self._tasks)
+                SSHHost(address, self._options, tasks=self._tasks, stock=stock)
                 for address in self._options.addresses()
             ]
             self.fleet = SSHFleet(

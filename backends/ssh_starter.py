@@ -13,6 +13,7 @@ from anyio.abc import TaskGroup
 
 from hermes_rl.backends.admission import Admission
 from hermes_rl.backends.outpost.guard import EXIT_NO_RUNTIME, EXIT_TROUBLE
+from hermes_rl.backends.outpost.start import NO_PYTHON_EXIT_CODE
 from hermes_rl.backends.ownership import Owner, labels_for
 from hermes_rl.backends.ssh_host import HostFacts, SSHHost
 from hermes_rl.backends.ssh_sandbox import SSHSandbox
@@ -113,9 +114,11 @@ class SandboxStarter:
         try:
             await sandbox.ready(SandboxSpec(), timeout_s=HELLO_TIMEOUT_S)
         except (ChannelLost, SandboxGone) as error:
-            if stream.exit_status == EXIT_NO_RUNTIME:
+            is_gone = stream.exit_status == NO_PYTHON_EXIT_CODE and sandbox.greeted() is None
+            if is_gone or stream.exit_status == EXIT_NO_RUNTIME:
                 host.facts = None
-                raise host.unavailable(f"lost its files ({stream.complaint})") from error
+                why = stream.complaint or "no python3"
+                raise host.unavailable(f"lost its files ({why})") from error
             if stream.exit_status == EXIT_TROUBLE:
                 raise host.unavailable(f"cannot start a sandbox ({stream.complaint})") from error
             if stream.exit_status and stream.complaint and sandbox.greeted() is None:

@@ -22,7 +22,13 @@ from importlib.resources import files
 
 from hermes_rl.errors import CreateError
 
-__all__ = ["NO_PYTHON_EXIT_CODE", "OutpostStart", "PythonMissing", "outpost_options"]
+__all__ = [
+    "NO_PYTHON_EXIT_CODE",
+    "PYTHON",
+    "OutpostStart",
+    "PythonMissing",
+    "outpost_options",
+]
 
 NO_PYTHON_EXIT_CODE = 127
 """Exit code of the start command where there is no python3, or one older than 3.8."""
@@ -60,7 +66,8 @@ _SHELL = (
     'if [ -n "$1" ]; then mkdir -p "$1" && cd "$1" || exit 1; fi; shift; '
     'command -v "$1" >/dev/null 2>&1 || exit 127; exec "$@"'
 )
-_PYTHON = ("python3", "-ISu")
+PYTHON = ("python3", "-ISu")
+"""Words that start a sandbox's own."""
 
 
 class PythonMissing(CreateError):
@@ -107,7 +114,7 @@ class OutpostStart:
     options: bytes
     source: bytes
     workdir: str | None = None
-    interpreter: Sequence[str] = _PYTHON
+    interpreter: Sequence[str] = PYTHON
 
     @classmethod
     def of(cls, options: Sequence[str], *, workdir: str | None = None) -> OutpostStart:
