@@ -62,10 +62,10 @@ async def test_what_a_sandbox_sees_of_a_restart(
 ) -> None:
     async with create_backend(run_settings(tmp_path)) as backend:
         before = await backend.create(SPEC)
-        assert (await before.exec("echo up", timeout_s=10)).text == "up\n"
+        assert (await before.exec("echo up", timeout_s=60)).text == "up\n"
         await anyio.to_thread.run_sync(daemon.stop, number)
         with pytest.raises(SandboxGone) as gone:
-            await before.exec("echo still there", timeout_s=10)
+            await before.exec("echo still there", timeout_s=60)
         assert (gone.value.by_agent, gone.value.retryable) == (False, True)
         with pytest.raises(BackendUnavailable) as away:
             await backend.create(SPEC)
@@ -73,7 +73,7 @@ async def test_what_a_sandbox_sees_of_a_restart(
         await before.close()
         await anyio.to_thread.run_sync(daemon.start)
         after = await backend.create(SPEC)
-        assert (await after.exec("echo up again", timeout_s=10)).text == "up again\n"
+        assert (await after.exec("echo up again", timeout_s=60)).text == "up again\n"
     assert daemon.containers() == []
 
 
