@@ -69,15 +69,14 @@ class HermesSweEnv(TaskSetEnv):
             self.eval_tasks = self.tasks[::EVAL_EVERY]
             kept = {task.id for task in self.eval_tasks}
             self.train_tasks = [t for t in self.tasks if t.id not in kept] or list(self.tasks)
-        self.train_tasks = [task for task in self.train_tasks if not lacking(task)]
+        self.train_tasks = [task for task in self.train_tasks if not _needs_more(task)]
         if not self.train_tasks:
             raise TaskError("hermes-swe has no task whose tests need only what the language has.")
 
 
-def lacking(task: Any) -> str | None:
-    """Return what a task's hidden tests need beyond the language's own library."""
-    found: str | None = task.language.lacking(task.test)
-    return found
+def _needs_more(task: Any) -> bool:
+    """Say whether the hidden tests need what a sandbox with the compiler may lack."""
+    return task.language.needs(task.test) is not None
 
 
 if __name__ == "__main__":

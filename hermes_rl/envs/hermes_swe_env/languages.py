@@ -83,14 +83,16 @@ class Language:
         """Ending of its source files, with the dot."""
         return f".{self.file.rpartition('.')[2]}"
 
-    def lacking(self, test: TestSource) -> str | None:
-        """Return the third-party header or crate that tests need and no compiler brings."""
+    def needs(self, test: TestSource) -> tuple[str, str] | None:
+        """Return what tests need that no compiler brings, and a command that fails without it."""
         if self.name == "rust":
             crate = re.search(r"\b(rand|regex|md5)::", test.code)
-            return f"the crate {crate[1]}" if crate else None
+            return (f"the crate {crate[1]}", "false") if crate else None
         if self.name == "cpp":
             library = re.search(r"\bboost/[\w/]+\.hpp", test.declaration + test.code)
-            return f"the header {library[0]}" if library else None
+            if library:
+                line = f"printf '#include <{library[0]}>\\n' | g++ -E -x c++ - > /dev/null"
+                return f"the header {library[0]}", line
         return None
 
 
@@ -195,6 +197,12 @@ def _cpp(test: TestSource, solution: str, word: str) -> HiddenTest:
     )
 
 
+def _cpp_solution(declaration: str, prompt: str, body: str) -> str:
+    # The prompt, as for Go; its head lacks what only some solutions include.
+    included = re.findall(r"^#include.*$", declaration, re.MULTILINE)
+    return "\n".join([*included, prompt + body])
+
+
 _CRATES = re.compile(r"^use (rand::Rng|regex::Regex|md5);\n", re.MULTILINE)
 
 
@@ -273,6 +281,7 @@ _ALL = (
         tools={"g++": "g++ --version"},
         advice="It is compiled as C++17, and includes all that it needs.",
         hidden_test=_cpp,
+        solution=_cpp_solution,
     ),
     Language(
         name="rust",
