@@ -147,8 +147,9 @@ def execute(world: Path, words: list[str]) -> NoReturn:
     top.mkdir(parents=True, exist_ok=True)
     uid = 0 if "--fakeroot" in options else os.geteuid()
     home = options["--home"][0].split(":")[1] if "--home" in options else "/root"
-    argv = ["bwrap", "--unshare-user", "--uid", str(uid), "--gid", str(uid), "--unshare-pid"]
-    argv += ["--unshare-ipc", "--as-pid-1", "--die-with-parent", "--clearenv"]
+    argv = ["bwrap", "--unshare-pid", "--unshare-ipc", "--as-pid-1", "--die-with-parent"]
+    argv += ["--clearenv", "--unshare-user" if uid != os.geteuid() else "--unshare-user-try"]
+    argv += ["--uid", str(uid), "--gid", str(uid)] if uid != os.geteuid() else []
     argv += ["--cap-drop", "ALL"]
     argv += root_of(Path(image), top) + mounts(options, overlay)
     argv += ["--unshare-net"] if "--net" in options else []

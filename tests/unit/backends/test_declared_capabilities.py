@@ -8,6 +8,7 @@ import pytest
 
 from hermes_rl.backends.docker import CAPABILITIES as DOCKER
 from hermes_rl.backends.local import create_backend
+from hermes_rl.backends.singularity import create_backend as create_singularity
 from hermes_rl.backends.ssh import create_backend as create_ssh
 from hermes_rl.sandbox import BackendSettings, Capability
 from tests.conftest import require
@@ -67,4 +68,14 @@ def test_ssh_declares_what_the_table_says(options: dict[str, str], added: set[Ca
         Capability.NETWORK_PUBLIC,
         Capability.PTY,
         *added,
+    }
+
+
+def test_singularity_declares_what_every_installation_gives_before_it_tries() -> None:
+    """What else this machine allows: ``tests/integration/test_singularity.py``."""
+    assert create_singularity(BackendSettings(run_id="test")).capabilities == {
+        Capability.IMAGES,
+        Capability.ISOLATION,
+        Capability.NETWORK_PUBLIC,
+        Capability.PTY,
     }
