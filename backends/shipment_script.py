@@ -20,10 +20,12 @@ portable other way to rename a directory to a name that another may take at the 
 
 from __future__ import annotations
 
-__all__ = ["SCRIPT", "TOOLS"]
+__all__ = ["SCRIPT", "TABLE", "TOOLS"]
 
-TOOLS = ("cat", "chmod", "head", "id", "mkdir", "mv", "rm", "sha256sum", "tail", "uname")
+TOOLS = ("cat", "chmod", "head", "id", "mkdir", "mv", "rm", "sha256sum", "tail", "touch", "uname")
 """gzip is used where there is one."""
+TABLE = "files"
+"""File of an interpreter that is there: its other files with their sizes."""
 
 SCRIPT = r"""
 say() { printf '%s\n' "$*"; }
@@ -126,6 +128,7 @@ if ! is_whole "$target"; then
 fi
 rm -rf "$scratch"
 scratch=
+touch "$target"
 say "done $target"
 """
 """Wants ``tools``, ``machine``, ``name``, ``loader``, ``digest``, ``table_bytes``,

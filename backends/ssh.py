@@ -25,7 +25,6 @@ import anyio.to_thread
 
 from hermes_rl.backends.capability_check import check_capabilities
 from hermes_rl.backends.ownership import DEADLINE_LABEL, OWNER_LABEL, RUN_LABEL
-from hermes_rl.backends.runtime import Runtime, ensure_runtime
 from hermes_rl.backends.ssh_options import SSHOptions, parse_options
 from hermes_rl.errors import BackendUnavailable, ConfigError, MissingExtra
 from hermes_rl.sandbox import (
@@ -104,16 +103,16 @@ class SSHBackend:
         isolation = self._options.ssh_isolation
         if isolation == "none":
             logger.warning(WARNING)
-            return await self._open(None)
+            return await self._open(is_isolated=False)
         try:
-            return await self._open(await ensure_runtime(self._settings.cache_dir))
+            return await self._open(is_isolated=True)
         except BackendUnavailable as error:
             if isolation == "bwrap":
                 raise
             logger.warning("%s (%s)", WARNING, error)
-            return await self._open(None)
+            return await self._open(is_isolated=False)
 
-    async def _open(self, runtime: Runtime | None) -> SSHSession:
+    async def _open(self, *, is_isolated: bool) -> SSHSession:
         await self._import()
         from hermes_rl.backends.ssh_session import SSHSession
 
@@ -121,8 +120,8 @@ class SSHBackend:
             self._settings,
             self._options,
             limits=self.limits,
-            runtime=runtime,
-            capabilities=_capabilities(self._options, isolated=runtime is not None),
+            is_isolated=is_isolated,
+            capabilities=_capabilities(self._options, isolated=is_isolated),
         )
         await session.open()
         return session
@@ -164,7 +163,7 @@ class SSHBackend:
         if self._session is not None:
             yield self._session
             return
-        session = await self._open(None)
+        session = await self._open(is_isolated=False)
         try:
             yield session
         finally:
@@ -202,8 +201,7 @@ class SSHBackend:
     async def _examine(self, host: str) -> list[Check]:
         isolated = self._options.ssh_isolation != "none"
         try:
-            runtime = await ensure_runtime(self._settings.cache_dir) if isolated else None
-            session = await self._open(runtime)
+            session = await self._open(is_isolated=isolated)
         except (BackendUnavailable, ConfigError) as error:
             return [Check(host, ok=False, detail=str(error), fix=str(error))]
         await session.close()

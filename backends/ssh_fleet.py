@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import logging
 import time
-import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
 import anyio
 
-from hermes_rl.backends.runtime import MANIFEST, Runtime
-from hermes_rl.backends.ssh_host import HostFacts, SSHHost, runtime_name
-from hermes_rl.backends.ssh_plans import directory_plan, isolated_plan
-from hermes_rl.backends.ssh_starter import HELLO_TIMEOUT_S, SandboxStarter
+from hermes_rl.backends.ssh_host import HostFacts, SSHHost
+from hermes_rl.backends.ssh_plans import isolated_plan
+from hermes_rl.backends.ssh_starter import SandboxStarter
 from hermes_rl.errors import (
     BackendUnavailable,
     ChannelLost,
@@ -29,10 +27,9 @@ __all__ = ["SSHFleet", "all_at_once"]
 logger = logging.getLogger(__name__)
 
 TRIAL = SandboxSpec(lease_s=900.0)
-"""Of the sandbox that carries our interpreter to a host, and of the one that tries bubblewrap."""
+"""Of the sandbox that tries bubblewrap."""
 DOWN_S = 30.0
 """A host that could not be reached is left alone for so long while there are others."""
-MOVE_LIMIT_S = 60.0
 Found = TypeVar("Found")
 
 
@@ -42,7 +39,7 @@ class SSHFleet:
     Args:
         hosts: Not yet connected.
         images: Image name -> directory or archive on every host.
-        runtime: The interpreter for sandboxes in bubblewrap; None = none is isolated.
+        is_isolated: Sandboxes are in bubblewrap.
         starter: Starts sandboxes.
     """
 
@@ -51,12 +48,12 @@ class SSHFleet:
         hosts: Sequence[SSHHost],
         *,
         images: Iterable[tuple[str, str]],
-        runtime: Runtime | None,
+        is_isolated: bool,
         starter: SandboxStarter,
     ) -> None:
         self.hosts = hosts
         self._images = dict(images)
-        self._runtime = runtime
+        self._is_isolated = is_isolated
         self._starter = starter
         self._down_until: dict[SSHHost, float] = {}
 
@@ -95,19 +92,18 @@ class SSHFleet:
             if host.facts is not None:
                 return host.facts
             try:
-                facts = await host.survey(self._runtime)
-                if self._runtime is not None:
-                    await self._prepare_isolation(host, facts, self._runtime)
+                facts = await host.survey()
+                if self._is_isolated:
+                    facts = await self._prepare_isolation(host, facts)
             except BaseException:
                 host.facts = None
                 raise
             return facts
 
-    async def _prepare_isolation(self, host: SSHHost, facts: HostFacts, runtime: Runtime) -> None:
+    async def _prepare_isolation(self, host: SSHHost, facts: HostFacts) -> HostFacts:
         host.check_bubblewrap(facts)
-        if not facts.has_runtime:
-            await self._bring_runtime(host, facts, runtime)
-        await self._try_bubblewrap(host, facts, runtime)
+        facts = await host.bring_runtime(facts)
+        await self._try_bubblewrap(host, facts)
         for name, place in self._images.items():
             if name not in facts.images:
                 raise ConfigError(
@@ -116,29 +112,11 @@ class SSHFleet:
                 )
             if name in facts.unpacked_later:
                 await host.unpack(place, facts.images[name])
+        return facts
 
-    async def _bring_runtime(self, host: SSHHost, facts: HostFacts, runtime: Runtime) -> None:
-        target = f"{facts.base}/{runtime_name(runtime)}"
-        scratch = f"{facts.base}/.runtime-{uuid.uuid4().hex}"
-        finish = (
-            'chmod -R a+rX "$1"; mv -T "$1" "$2" 2>/dev/null || rm -rf "$1"; '
-            f'[ -e "$2/{MANIFEST}" ]'
-        )
-        sandbox = await self._starter.boot(host, TRIAL, directory_plan, facts=facts)
-        try:
-            await sandbox.ready(TRIAL, timeout_s=HELLO_TIMEOUT_S)
-            await sandbox.upload(runtime.path, scratch)
-            moved = await sandbox.exec(
-                ["sh", "-c", finish, "sh", scratch, target], timeout_s=MOVE_LIMIT_S, session=None
-            )
-        finally:
-            await sandbox.close()
-        if moved.exit_code != 0:
-            raise host.unavailable(f"did not take our interpreter: {moved.stderr_text.strip()}")
-
-    async def _try_bubblewrap(self, host: SSHHost, facts: HostFacts, runtime: Runtime) -> None:
+    async def _try_bubblewrap(self, host: SSHHost, facts: HostFacts) -> None:
         def planner(top: str, spec: SandboxSpec, facts: HostFacts) -> dict[str, Any]:
-            return isolated_plan(top, spec, facts, runtime, network="public")
+            return isolated_plan(top, spec, facts, network="public")
 
         sandbox = await self._starter.boot(host, TRIAL, planner, facts=facts)
         try:

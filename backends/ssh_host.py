@@ -5,9 +5,8 @@ from __future__ import annotations
 import platform
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -24,8 +23,8 @@ from hermes_rl.backends.outpost.start import (
     PythonMissing,
 )
 from hermes_rl.backends.ownership import DEADLINE_LABEL, DEADLINE_MARGIN_S
-from hermes_rl.backends.runtime import MANIFEST, Runtime
-from hermes_rl.backends.shipment import InterpreterStock
+from hermes_rl.backends.runtime import Runtime
+from hermes_rl.backends.shipment import InterpreterStock, NotTaken
 from hermes_rl.backends.ssh_connection import HostConnections
 from hermes_rl.backends.ssh_interpreter import HostInterpreter
 from hermes_rl.backends.ssh_options import SSHAddress, SSHOptions
@@ -38,6 +37,10 @@ UNPACK_LIMIT_S = 1800.0
 """For an image of many gigabytes."""
 CALL_LIMIT_S = 60.0
 """For one call of the program on the host; a loaded one starts a Python in seconds."""
+OR_ELSE = (
+    ", or let the backend option 'directory' name a place on a disk that has 20 MB to spare and is "
+    "not mounted noexec"
+)
 _PACKAGE = "hermes_rl.backends.outpost"
 _MODULES = (
     "outpost",
@@ -60,22 +63,22 @@ class HostFacts:
         uid: Of the login user.
         machine: Its processors' architecture.
         has_bash: Functions and aliases persist.
-        has_runtime: Our interpreter lies there already.
         environment: What commands get of the login's.
         system: What sandboxes in bubblewrap see.
         images: Image name -> directory with its files, for those that are there.
         unpacked_later: Names of those that are archives still; the directory is to be made.
+        runtime: Our interpreter there, if it was brought.
     """
 
     base: str
     uid: int
     machine: str
     has_bash: bool
-    has_runtime: bool
     environment: Mapping[str, str]
     system: HostSystem
     images: Mapping[str, str]
     unpacked_later: frozenset[str]
+    runtime: Runtime | None = None
 
 
 class SSHHost:
@@ -147,8 +150,22 @@ class SSHHost:
         try:
             return await self._called(verb, plan, limit_s=limit_s)
         except PythonMissing:
-            self._python = await self._interpreter.bring()
+            await self._bring_python()
             return await self._called(verb, plan, limit_s=limit_s)
+
+    async def _bring_python(self) -> None:
+        try:
+            runtime = await self._interpreter.bring()
+        except NotTaken as error:
+            text = (
+                f"{self.address} has no python3 (3.8 or newer), which the supervisor of its "
+                f"sandboxes needs, and ours cannot be used there: {error}. Install python3 there "
+                f"(apt install python3, dnf install python3){OR_ELSE}."
+            )
+            if error.is_final:
+                raise ConfigError(text) from error
+            raise BackendUnavailable(text, backend="ssh") from error
+        self._python = runtime.interpreter(str(runtime.path))
 
     async def _called(self, verb: str, plan: Mapping[str, Any], *, limit_s: float) -> Any:
         stream: SSHStream | None = None
@@ -189,7 +206,7 @@ class SSHHost:
         code = "no exit code" if stream.exit_status is None else f"exit code {stream.exit_status}"
         return self.unavailable(f"does not run our program: {said} ({code})")
 
-    async def survey(self, runtime: Runtime | None) -> HostFacts:
+    async def survey(self) -> HostFacts:
         """Ask what the host has, and make its base directory.
 
         Raises:
@@ -198,8 +215,6 @@ class SSHHost:
         """
         plan = {
             "base": self._options.directory,
-            "runtime": runtime_name(runtime) if runtime else "none",
-            "manifest": MANIFEST,
             "kept": list(KEPT_ENVIRONMENT),
             "system": list(SYSTEM),
             "configuration": list(CONFIGURATION),
@@ -212,7 +227,6 @@ class SSHHost:
             uid=found["uid"],
             machine=found["machine"],
             has_bash=found["has_bash"],
-            has_runtime=found["has_runtime"],
             environment={"LANG": "C.UTF-8", "TERM": "dumb", **found["environment"]},
             system=HostSystem(
                 program=found["bubblewrap"],
@@ -245,6 +259,23 @@ class SSHHost:
                 "on a machine of its kind"
             )
 
+    async def bring_runtime(self, facts: HostFacts) -> HostFacts:
+        """Upload our interpreter, which isolated sandboxes run on, if it is not there, whole.
+
+        Raises:
+            BackendUnavailable: The host cannot be reached or does not take it.
+            ConfigError: It is not trusted, or refuses the login.
+        """
+        try:
+            runtime = await self._interpreter.bring()
+        except NotTaken as error:
+            raise self.unavailable(
+                "cannot use our interpreter, which sandboxes in bubblewrap run on: "
+                f"{error}. Use ssh_isolation: none{OR_ELSE}"
+            ) from error
+        self.facts = replace(facts, runtime=runtime)
+        return self.facts
+
     async def sweep(self) -> list[str]:
         """Remove what nobody keeps any more; return the ids."""
         return [f"{self.address} {id}" for id in await self.call("sweep", await self._where())]
@@ -265,7 +296,7 @@ class SSHHost:
         await self.call("unpack", plan, limit_s=UNPACK_LIMIT_S)
 
     async def _where(self) -> dict[str, Any]:
-        facts = self.facts or await self.survey(None)
+        facts = self.facts or await self.survey()
         return {
             "base": facts.base,
             "deadline_label": DEADLINE_LABEL,
@@ -275,13 +306,3 @@ class SSHHost:
     async def remove(self, top: str) -> None:
         """Kill and remove one sandbox that does not end by itself."""
         await self.call("remove", {"top": top})
-
-
-def runtime_name(runtime: Runtime) -> str:
-    """Return what a host calls its copy of an interpreter directory."""
-    return f"runtime-{runtime.digest}"
-
-
-def runtime_on(facts: HostFacts, runtime: Runtime) -> Runtime:
-    """Return the same interpreter directory, with its path on a host."""
-    return Runtime(Path(facts.base, runtime_name(runtime)), runtime.loader)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import secrets
 import shlex
 from contextlib import suppress
+from pathlib import Path
 
-from hermes_rl.backends.shipment import Bundle, InterpreterStock, NotTaken, Shipment
+from hermes_rl.backends.runtime import Runtime
+from hermes_rl.backends.shipment import Bundle, InterpreterStock, Shipment
 from hermes_rl.backends.ssh_connection import HostConnections
 from hermes_rl.backends.ssh_options import SSHAddress
-from hermes_rl.errors import BackendUnavailable, ConfigError
 
 __all__ = ["HostInterpreter"]
 
@@ -39,27 +40,16 @@ class HostInterpreter:
         self._stock = stock
         self._place = shlex.quote(directory) if directory else DEFAULT_PLACE
 
-    async def bring(self) -> tuple[str, ...]:
-        """Upload it if it is not there, whole; return the words that start it.
+    async def bring(self) -> Runtime:
+        """Upload it if it is not there, whole; return it as it lies on the host.
 
         Raises:
-            ConfigError: The host cannot run it; names what helps.
-            BackendUnavailable: The host cannot be reached, or cannot take it now.
+            NotTaken: The host does not take it; says why.
+            ConfigError: The host is not trusted, or refuses the login.
+            BackendUnavailable: It cannot be reached.
         """
-        try:
-            bundle = await self._stock.bundle()
-            directory = await self._shipped(bundle)
-        except NotTaken as error:
-            text = (
-                f"{self._address} has no python3 (3.8 or newer), which the supervisor of its "
-                f"sandboxes needs, and ours cannot be used there: {error}. Install python3 there "
-                "(apt install python3, dnf install python3), or let the backend option "
-                "'directory' name one on a disk with 20 MB to spare that is not mounted noexec."
-            )
-            if error.is_final:
-                raise ConfigError(text) from error
-            raise BackendUnavailable(text, backend="ssh") from error
-        return tuple(bundle.runtime.interpreter(directory))
+        bundle = await self._stock.bundle()
+        return Runtime(Path(await self._shipped(bundle)), bundle.runtime.loader)
 
     async def _shipped(self, bundle: Bundle) -> str:
         mark = f"<{secrets.token_hex(12)}>"

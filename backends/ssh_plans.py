@@ -8,8 +8,9 @@ from typing import Any
 
 from hermes_rl.backends.bubblewrap import bubblewrap_argv, image_argv
 from hermes_rl.backends.outpost.start import outpost_options
-from hermes_rl.backends.runtime import MANIFEST, Runtime
-from hermes_rl.backends.ssh_host import HostFacts, runtime_on
+from hermes_rl.backends.runtime import Runtime
+from hermes_rl.backends.shipment_script import TABLE
+from hermes_rl.backends.ssh_host import HostFacts
 from hermes_rl.sandbox import SandboxSpec
 
 __all__ = ["directory_plan", "image_plan", "isolated_plan"]
@@ -39,11 +40,9 @@ def directory_plan(top: str, spec: SandboxSpec, facts: HostFacts) -> dict[str, A
     }
 
 
-def isolated_plan(
-    top: str, spec: SandboxSpec, facts: HostFacts, runtime: Runtime, *, network: str
-) -> dict[str, Any]:
+def isolated_plan(top: str, spec: SandboxSpec, facts: HostFacts, *, network: str) -> dict[str, Any]:
     """Return the plan of a sandbox in bubblewrap over the host's own programs."""
-    there = runtime_on(facts, runtime)
+    there = _interpreter(facts)
     argv = bubblewrap_argv(
         facts.system,
         there,
@@ -57,7 +56,7 @@ def isolated_plan(
     return {
         **_plan(top, spec),
         "directories": ["home", "tmp"],
-        "needed": [str(there.path / MANIFEST)],
+        "needed": [str(there.path / TABLE)],
         "argv": argv,
     }
 
@@ -66,7 +65,6 @@ def image_plan(
     top: str,
     spec: SandboxSpec,
     facts: HostFacts,
-    runtime: Runtime,
     *,
     network: str,
     files: str,
@@ -78,12 +76,11 @@ def image_plan(
         top: Its directory on the host.
         spec: The sandbox.
         facts: Of the host.
-        runtime: Our interpreter, as it is here.
         network: ``public`` or ``none``.
         files: The image's directory on the host.
         workdir: Working directory inside.
     """
-    there = runtime_on(facts, runtime)
+    there = _interpreter(facts)
     argv = image_argv(
         facts.system.program,
         there,
@@ -95,10 +92,15 @@ def image_plan(
     return {
         **_plan(top, spec),
         "directories": ["root", "upper", "work"],
-        "needed": [str(there.path / MANIFEST), files],
+        "needed": [str(there.path / TABLE), files],
         "argv": argv,
         "image": {"root": files, "has_network": network != "none"},
     }
+
+
+def _interpreter(facts: HostFacts) -> Runtime:
+    assert facts.runtime is not None  # a host for isolated sandboxes has been brought ours
+    return facts.runtime
 
 
 def _plan(top: str, spec: SandboxSpec) -> Mapping[str, Any]:

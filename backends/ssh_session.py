@@ -10,7 +10,6 @@ from typing import Any
 import anyio
 from anyio.abc import TaskGroup
 
-from hermes_rl.backends.runtime import Runtime
 from hermes_rl.backends.shipment import InterpreterStock
 from hermes_rl.backends.ssh_dockerfile import ImageRecipe, recipe_of
 from hermes_rl.backends.ssh_fleet import SSHFleet, all_at_once
@@ -45,7 +44,7 @@ class SSHSession:
         settings: Of the backend.
         options: Of the backend.
         limits: How much is done at once, on all hosts together.
-        runtime: The interpreter for sandboxes in bubblewrap; None = none is isolated.
+        is_isolated: Sandboxes are in bubblewrap.
         capabilities: Of the sandboxes.
     """
 
@@ -55,10 +54,10 @@ class SSHSession:
         options: SSHOptions,
         *,
         limits: BackendLimits,
-        runtime: Runtime | None,
+        is_isolated: bool,
         capabilities: frozenset[Capability],
     ) -> None:
-        self.runtime = runtime
+        self.is_isolated = is_isolated
         self.capabilities = capabilities
         self._settings = settings
         self._options = options
@@ -96,7 +95,7 @@ class SSHSession:
             self.fleet = SSHFleet(
                 hosts,
                 images=self._options.images.items(),
-                runtime=self.runtime,
+                is_isolated=self.is_isolated,
                 starter=self._starter,
             )
             self._stack.push_async_callback(self._disconnect)
@@ -226,7 +225,7 @@ class SSHSession:
             host.places.release_on_behalf_of(id)
 
     def _planner(self, recipe: ImageRecipe | None) -> Planner:
-        if self.runtime is None:
+        if not self.is_isolated:
             return directory_plan
         if recipe is None:
             return self._isolated_plan
@@ -236,18 +235,15 @@ class SSHSession:
         return spec.network or self._settings.network or "public"
 
     def _isolated_plan(self, top: str, spec: SandboxSpec, facts: HostFacts) -> dict[str, Any]:
-        assert self.runtime is not None
-        return isolated_plan(top, spec, facts, self.runtime, network=self._network(spec))
+        return isolated_plan(top, spec, facts, network=self._network(spec))
 
     def _image_plan(
         self, top: str, spec: SandboxSpec, facts: HostFacts, recipe: ImageRecipe
     ) -> dict[str, Any]:
-        assert self.runtime is not None
         return image_plan(
             top,
             recipe.completed(spec),
             facts,
-            self.runtime,
             network=self._network(spec),
             files=facts.images[recipe.image],
             workdir=spec.workdir or recipe.workdir or "/",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-import sys
 from typing import Any
 
 
@@ -16,19 +15,13 @@ class Refusal(Exception):
 def survey(plan: dict[str, Any]) -> dict[str, Any]:
     """Make the base directory; return what the engine wants to know."""
     base = make_base(plan["base"])
-    runtime = os.path.join(base, plan["runtime"])
-    has_runtime = os.path.exists(os.path.join(runtime, plan["manifest"]))
-    if has_runtime:
-        os.utime(runtime)
     names = [os.path.join("/etc", name) for name in plan["configuration"]]
     return {
         "base": base,
         "uid": os.getuid(),
         "machine": platform.machine(),
-        "python": list(sys.version_info[:2]),
         "has_bash": shutil.which("bash") is not None,
         "bubblewrap": shutil.which("bwrap") or "",
-        "has_runtime": has_runtime,
         "environment": {
             name: value
             for name, value in os.environ.items()
