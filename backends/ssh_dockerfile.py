@@ -133,7 +133,10 @@ class _Reader:
             return
         if word not in known or "$" in rest or rest.startswith("--"):
             raise self._refusal(line)
-        known[word](rest, line)
+        try:
+            known[word](rest, line)
+        except (ValueError, IndexError) as error:  # quotes that do not end, no words at all
+            raise self._refusal(f"{line} ({error})") from error
 
     def _refusal(self, line: str) -> Unsupported:
         return Unsupported(
@@ -171,6 +174,8 @@ class _Reader:
 
     def _copy(self, rest: str, line: str) -> None:
         *sources, target = self._words(rest)
+        if not sources:
+            raise self._refusal(line)
         place = self._absolute(target, line)
         is_directory = len(sources) > 1 or target.endswith(("/", ".")) or place in self._directories
         for source in sources:
