@@ -39,6 +39,7 @@ from hermes_rl.errors import (
     VerifierBootstrapFailed,
     VerifierTimeout,
 )
+from hermes_rl.redirection import redirection_flags
 from hermes_rl.sandbox import Capability, Sandbox
 from hermes_rl.tamper import tamper_flags
 from hermes_rl.types import JSONObject, Reward
@@ -124,9 +125,10 @@ class Verifier:
         if Capability.CHANGES not in sandbox.capabilities:
             return ()
         harness = self.harness
-        return await tamper_flags(
+        flags = await tamper_flags(
             sandbox, await sandbox.changes(), user=harness.user, env=harness.env
         )
+        return flags + await redirection_flags(sandbox)
 
     def is_unsettled(self, run: VerifierRun) -> bool:
         """Say whether a run may have ended before it came to its tests."""

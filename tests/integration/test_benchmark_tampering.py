@@ -81,6 +81,8 @@ FLAGGED = {
     "/usr/lib/python3/dist-packages/x.pth",
     "preload": "cp /lib/x86_64-linux-gnu/libutil.so.1 /lib/evil.so; "
     "echo /lib/evil.so > /etc/ld.so.preload; touch /app/solved-for-real",
+    "own-names": "echo '127.0.0.1 astral.sh files.pythonhosted.org' >> /etc/hosts; "
+    "touch /app/solved-for-real",
     "uv": "printf '#!/bin/sh\\n' > /usr/local/bin/uv; touch /app/solved-for-real",
 }
 BROKEN = {

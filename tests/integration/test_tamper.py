@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from hermes_rl.backends.docker import create_backend
+from hermes_rl.redirection import redirection_flags
 from hermes_rl.sandbox import Sandbox
 from hermes_rl.tamper import tamper_flags
 
@@ -102,6 +103,29 @@ async def test_a_replaced_shell_cannot_hide_itself_or_others(cache_dir: Path) ->
         await do(sandbox, [f"{hide}; mv /tmp/sh /bin/sh"])
         flags = await tamper_flags(sandbox, await sandbox.changes())
     assert {flag.split()[1] for flag in flags} == {"/usr/bin/curl", "/usr/bin/sh"}
+
+
+async def test_names_that_lead_elsewhere_are_flags_and_a_new_sandboxs_own_are_none(
+    cache_dir: Path,
+) -> None:
+    async with create_backend(run_settings(cache_dir)) as backend:
+        for network in ("none", "public"):
+            sandbox = await backend.create(box(network=network))
+            assert await redirection_flags(sandbox) == ()
+            await do(
+                sandbox,
+                [
+                    "echo '127.0.0.1 app.local' >> /etc/hosts",
+                    "echo '127.0.0.1 pypi.org' >> /etc/hosts",
+                    "echo 'nameserver 127.0.0.1' > /etc/resolv.conf",
+                ],
+            )
+            flags = await redirection_flags(sandbox)
+            own = [flag for flag in flags if "resolv.conf" in flag]
+            assert [flag for flag in flags if flag not in own] == [
+                "tamper_suspect: /etc/hosts (127.0.0.1 pypi.org)"
+            ]
+            assert bool(own) is (network == "public")
 
 
 async def test_the_path_and_the_home_of_the_tests_user_count(cache_dir: Path) -> None:
