@@ -8,22 +8,38 @@ CPU time of the loop's thread is measured, not wall time, so a busy machine make
 
 or, in a test module, ``from hermes_rl.testing.loop_monitor import busy_callbacks`` and the
 fixture's name as an argument of a test.
+
+CPU time is not free of noise either. Beside fifteen busy processes on two virtual cores a loop that
+always takes 0.3 ms was charged with 2.5, 5.4 and 6.8 ms in 20,000 rounds, and in two of twenty runs
+of several seconds of CPU one callback with 16 to 18 ms, without a page fault or a collection, in
+no run the same. What really blocks, blocks every time. So work that is done once is tried again
+(:func:`run_without_long_callbacks`), and where every kind of work is done many times a single spike
+may be allowed (``spikes``).
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from hermes_rl.garbage import no_full_collections
 
-__all__ = ["MAX_CALLBACK_S", "BusyCallback", "busy_callbacks", "loop_monitor"]
+__all__ = [
+    "MAX_CALLBACK_S",
+    "BusyCallback",
+    "busy_callbacks",
+    "loop_monitor",
+    "run_without_long_callbacks",
+    "watched_callbacks",
+]
+
+T = TypeVar("T")
 
 MAX_CALLBACK_S = 0.010
 """CPU seconds that one callback may use."""
@@ -68,14 +84,54 @@ def watched_callbacks(limit_s: float = MAX_CALLBACK_S) -> Iterator[list[BusyCall
 
 
 @contextmanager
-def loop_monitor(limit_s: float = MAX_CALLBACK_S) -> Iterator[None]:
-    """Raise AssertionError at the end if a callback used more than ``limit_s`` CPU seconds."""
+def loop_monitor(limit_s: float = MAX_CALLBACK_S, *, spikes: int = 0) -> Iterator[None]:
+    """Raise AssertionError at the end if a callback used more than ``limit_s`` CPU seconds.
+
+    Args:
+        limit_s: CPU seconds of one callback.
+        spikes: Longer callbacks that are taken for noise; for use where all work is done many
+            more times than that.
+    """
     with watched_callbacks(limit_s) as busy:
         yield
-    if busy:
-        worst = sorted(busy, key=lambda each: -each.cpu_s)[:5]
-        listed = "; ".join(map(str, worst))
-        raise AssertionError(f"{len(busy)} callbacks blocked the event loop: {listed}")
+    if len(busy) > spikes:
+        raise AssertionError(_report(busy))
+
+
+async def run_without_long_callbacks(
+    work: Callable[[], Awaitable[T]],
+    *,
+    limit_s: float = MAX_CALLBACK_S,
+    tries: int = 3,
+    ignored: str | None = None,
+) -> T:
+    """Return what ``work`` returns in the first try in which no callback was too long.
+
+    Args:
+        work: Can be done several times.
+        limit_s: CPU seconds of one callback.
+        tries: How often it is done at most.
+        ignored: Part of the name of callbacks that do not count: a test's own server, say.
+
+    Raises:
+        AssertionError: In every try a callback used more than ``limit_s``.
+    """
+    reports: list[str] = []
+    for _ in range(tries):
+        with watched_callbacks(limit_s) as busy:
+            made = await work()
+            # The step that ends here is still running: it is measured when it gives way.
+            await asyncio.sleep(0)
+        counted = [each for each in busy if ignored is None or ignored not in each.what]
+        if not counted:
+            return made
+        reports.append(_report(counted))
+    raise AssertionError(f"In each of {tries} tries: " + " | ".join(reports))
+
+
+def _report(busy: Sequence[BusyCallback]) -> str:
+    worst = sorted(busy, key=lambda each: -each.cpu_s)[:5]
+    return f"{len(busy)} callbacks blocked the event loop: {'; '.join(map(str, worst))}"
 
 
 @pytest.fixture

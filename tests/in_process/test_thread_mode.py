@@ -40,7 +40,7 @@ async def test_the_bound_holds_and_the_loop_is_never_blocked(world: Services, ho
     async with leak_census(), LegacyTools(settings) as pool:
         await search(pool, "warm up", [])
         # The interpreter lock is shared with the tools, but time is counted per thread.
-        with loop_monitor():
+        with loop_monitor(spikes=1):
             async with anyio.create_task_group() as group:
                 for number in range(20):
                     group.start_soon(search, pool, f"sleep:0.1 number {number}", found)

@@ -100,7 +100,7 @@ def mixed_task(box: str, sandbox: SandboxSpec) -> FakeTask:
 async def run_boxes(engine: RolloutEngine, count: int, spec: SandboxSpec) -> list[RolloutResult]:
     """Do the work in ``count`` sandboxes at once; fail on anything that is not as it must be."""
     todo = [mixed_task(f"box-{i}", spec) for i in range(count)]
-    with loop_monitor():
+    with loop_monitor(spikes=1):
         async with engine.run(todo, max_workers=count) as stream:
             results = [result async for result in stream]
     problems = [r.failure for r in results if r.status != "finished"]

@@ -17,7 +17,7 @@ from hermes_rl.tasks import Deadlines
 from hermes_rl.testing.fake_sandbox import FakeBackend
 from hermes_rl.testing.fake_tasks import FakeTask
 from hermes_rl.testing.leaks import leak_census
-from hermes_rl.testing.loop_monitor import loop_monitor
+from hermes_rl.testing.loop_monitor import run_without_long_callbacks
 from hermes_rl.testing.model_server import (
     Answer,
     ModelServer,
@@ -108,12 +108,11 @@ async def test_a_megabyte_of_arguments_reaches_the_tool_without_blocking_the_loo
     content = "x" * 1_000_000
     backend = FakeBackend()
     write = call_tool("write_file", {"path": "/root/big", "content": content})
-    script = answer_in_turn([say("warmed up"), write, say("done")])
+    script = answer_in_turn([say("warmed up"), *[write, say("done")] * 3])
     async with serve_model(script) as server, engine_of(server, backend) as engine:
         await engine.rollout(FakeTask(id="warm-up"))
-        with loop_monitor():
-            result = await engine.rollout(FakeTask())
-    assert backend.created[1].files["/root/big"] == content.encode()
+        result = await run_without_long_callbacks(lambda: engine.rollout(FakeTask()))
+    assert backend.created[-1].files["/root/big"] == content.encode()
     assert result.status == "finished"
 
 

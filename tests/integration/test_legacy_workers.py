@@ -215,7 +215,7 @@ async def test_forty_rollouts_keep_the_bound_and_never_block_the_loop(
         await rollout.tools.aclose()
 
     async with opened(changed(settings, workers=2)) as pool:
-        with loop_monitor():
+        with loop_monitor(spikes=1):
             async with anyio.create_task_group() as group:
                 for number in range(40):
                     group.start_soon(run, pool, number)

@@ -57,7 +57,7 @@ async def test_every_tiny_task_gets_its_score(form: str, agent: str, tmp_path: P
     engine = engine_for(agent)
     label = f"{RUN_LABEL}={engine.run_id}"
     async with leak_census(container_label=label), engine, engine.run(tasks) as stream:
-        with loop_monitor():
+        with loop_monitor(spikes=1):
             results = {result.task_id: result async for result in stream}
     expected = {name: outcomes[AGENTS.index(agent)] for name, outcomes in EXPECTED.items()}
     assert {name: outcome_of(result) for name, result in results.items()} == expected

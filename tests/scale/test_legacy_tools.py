@@ -49,7 +49,7 @@ async def test_two_hundred_rollouts_keep_the_bound_and_never_block_the_loop(
 
         started_s, cpu_s = time.monotonic(), time.process_time()
         async with leak_census(), LegacyTools(settings) as pool:
-            with loop_monitor():
+            with loop_monitor(spikes=1):
                 async with anyio.create_task_group() as group:
                     for number in range(ROLLOUTS):
                         group.start_soon(run, pool, number)

@@ -296,7 +296,7 @@ async def test_recording_long_conversations_never_blocks_the_loop(tmp_path: Path
     turns = [call("terminal", {"command": "ls"}, text="x" * 100_000)] * 5
     config = CONFIG.model_copy(update={"max_eval_workers": 32})
     model = ScriptedModel(replay(turns, end="yes"))
-    with loop_monitor():
+    with loop_monitor(spikes=1):
         await run_evaluation(tmp_path / "run", ids(64), model, config=config)
 
 
