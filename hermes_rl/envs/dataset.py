@@ -21,6 +21,10 @@ T = TypeVar("T", bound=Task)
 Row = Mapping[str, Any]
 
 _FORMATS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}
+_HUB_HINT = (
+    " Without the hub, --env.dataset_name takes a file or a directory; a private data set needs "
+    "HF_TOKEN."
+)
 _loading = anyio.CapacityLimiter(1)
 """One data set at a time: loading fills memory and the disk cache."""
 
@@ -63,7 +67,10 @@ def _load(name: str, split: str, config_name: str | None) -> list[dict[str, Any]
     except ConfigError:
         raise
     except Exception as error:  # datasets raises what its readers and the hub raise
-        raise TaskError(f"The data set {name} (split {split}) cannot be loaded: {error}") from error
+        said = str(error).rstrip(".")
+        hint = "" if path.exists() else _HUB_HINT
+        message = f"The data set {name} (split {split}) cannot be loaded: {said}.{hint}"
+        raise TaskError(message) from error
 
 
 def _load_local(datasets: ModuleType, path: Path, split: str) -> list[dict[str, Any]]:

@@ -135,6 +135,19 @@ def test_the_oracle_has_nothing_to_play_in_a_data_set(tmp_path: Path, way: str) 
     assert not (tmp_path / "run").exists()
 
 
+def test_a_hub_that_cannot_be_reached_is_an_error_that_says_what_else_there_is(
+    tmp_path: Path,
+) -> None:
+    words = command("name", "tblite", "tblite", "")
+    offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hub")}
+    done = start(tmp_path, *words, "--nop", *DOCKER, **offline)
+    assert done.returncode == 2, done.stderr
+    assert "NousResearch/openthoughts-tblite" in done.stderr
+    assert "--env.dataset_name takes a file or a directory" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_malicious_data_set_is_refused_before_anything_is_started(tmp_path: Path) -> None:
     evil = tmp_path / "evil"
     shutil.copytree(TINY / "prebuilt-image", evil)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,8 +18,11 @@ from hermes_rl.engine import RolloutEngine
 from hermes_rl.errors import UnknownName
 from hermes_rl.model.scripted import ScriptedModel, Turn, call, nop_model, replay, say
 from hermes_rl.results import RolloutResult
+from hermes_rl.runlog.reader import read_run
 from hermes_rl.sandbox import SandboxSpec
 from hermes_rl.types import Message
+
+from .evaluate_process import environment, outcomes
 
 POLICY = (Path(__file__).parents[1] / "data/yc_policy.py").read_text()
 PLAY = f"cat > play.py <<'END'\n{POLICY}\nEND\npython3 play.py"
@@ -201,3 +206,25 @@ async def test_the_prompt_names_what_the_installed_package_has() -> None:
         offered = name not in ("run", "start", "sim init", "task cancel")
         assert (f"yc-bench {name}" in text) is offered
     assert "7 employees" in text
+
+
+def test_the_shell_script_plays_the_chosen_game_and_reports_its_mean_reward(tmp_path: Path) -> None:
+    script = Path(__file__).parents[2] / "benchmarks/yc_bench/run_eval.sh"
+    chosen = ("--env.presets", "fast_test", "--env.seeds", "4")
+    done = subprocess.run(
+        ["bash", script, "--nop", *chosen, "--env.data_dir_to_save_evals", "run"],
+        cwd=tmp_path,
+        env=environment(PYTHON=sys.executable),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    recorded = read_run(tmp_path / "run")
+    assert outcomes(recorded) == {
+        ("fast_test-seed4", 0): ("finished", pytest.approx(0.0751, abs=1e-4))
+    }
+    assert recorded.header.score_config["env.max_agent_turns"] == 200
+    assert "fast_test  0.000 [0.000, 0.793]  0 of 1  mean reward 0.075" in done.stdout
