@@ -14,6 +14,9 @@ from hermes_rl.config import EnvConfig
 from hermes_rl.engine import RolloutEngine
 from hermes_rl.model.scripted import ScriptedModel, call, replay
 from hermes_rl.results import RolloutResult
+from tests.proof import Proof
+
+PROOF = "yc-bench"
 
 pytestmark = [pytest.mark.scale, pytest.mark.timeout(7200)]
 
@@ -68,25 +71,23 @@ def line(game: str, told: dict[str, Any]) -> str:
     )
 
 
-async def test_nine_games_have_equal_worlds_and_scores_in_two_plays() -> None:
+async def test_nine_games_have_equal_worlds_and_scores_in_two_plays(proof: Proof) -> None:
     began_s = time.monotonic()
     results = await play(player(WORLD, PLAY, LEDGER), times=PLAYS)
     worlds = set()
-    print()
     for game, plays in results.items():
         first, *others = [story(result) for result in plays]
         assert others == [first] * (PLAYS - 1), game
         assert first["outcome"] in ("survived", "bankrupt"), game
         world, _, ledger = first["said"]
         worlds.add(world)
-        print(f"{line(game, first)}  world {world[:8]}  ledger {ledger[:8]}")
+        proof(f"{line(game, first)}  world {world[:8]}  ledger {ledger[:8]}")
     assert len(worlds) == 9
-    print(f"nine games, each played {PLAYS} times: {time.monotonic() - began_s:.0f} s")
+    proof(f"nine games, each played {PLAYS} times: {time.monotonic() - began_s:.0f} s")
 
 
-async def test_nine_companies_that_only_wait_go_bankrupt_and_score_0() -> None:
-    print()
+async def test_nine_companies_that_only_wait_go_bankrupt_and_score_0(proof: Proof) -> None:
     for game, (result,) in (await play(player(WAIT, WAIT), times=1)).items():
         told = story(result)
         assert (told["outcome"], told["score"]) == ("bankrupt", 0.0), game
-        print(line(game, told))
+        proof(line(game, told))
