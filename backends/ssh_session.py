@@ -151,7 +151,8 @@ class SSHSession:
 
         Raises:
             CreateError: It did not come up, or did not become healthy in time.
-            BackendUnavailable: No host can be reached.
+            BackendUnavailable: No host can be reached, or can start one now.
+            ConfigError: The only ones that can refuse the login, say.
         """
         recipe = await recipe_of(spec, threads=self._starter.threads)
         if recipe is not None and recipe.image not in self._options.images:
@@ -161,13 +162,15 @@ class SSHSession:
                 f"names: {known}).",
                 backend="ssh",
             )
-        failure: BackendUnavailable | None = None
+        failure: BackendUnavailable | ConfigError | None = None
         for host in self.fleet.candidates():
             try:
                 return await self._create_on(host, spec, recipe)
-            except BackendUnavailable as error:
+            except (BackendUnavailable, ConfigError) as error:
                 self.fleet.mark_down(host)
-                failure = error
+                if failure is not None or isinstance(error, ConfigError):
+                    logger.warning("ssh: a host was passed over: %s", error)
+                failure = failure or error
         raise failure or BackendUnavailable("There is no host.", backend="ssh")
 
     async def _create_on(

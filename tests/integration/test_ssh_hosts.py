@@ -22,7 +22,7 @@ from hermes_rl.errors import SandboxError
 from hermes_rl.sandbox import Backend, BackendSettings, Inventory, SandboxSpec, open_backend
 
 from .evaluate_process import run
-from .loopback_sshd import GUEST, Sshd, free_port, running_sshd, sshd_for_guest
+from .loopback_sshd import GUEST, Sshd, free_port, make_key, running_sshd, sshd_for_guest
 
 PATIENCE_S = 60.0
 
@@ -122,6 +122,19 @@ async def test_a_host_that_cannot_now_is_passed_over(right_host: Sshd) -> None:
             await guest.exec("cat /dev/zero > ~/big", timeout_s=PATIENCE_S)
             assert {each.host.address.user for each in await created(backend, 3)} == {"root"}
         assert small.left_in_the_end() == []
+
+
+async def test_a_host_that_comes_back_as_another_is_passed_over(
+    left_host: Sshd, right_host: Sshd
+) -> None:
+    options = options_for(left_host, right_host)
+    left_host.stop()
+    async with opened(options) as backend:
+        (left_host.directory / "host_key").unlink()
+        make_key(left_host.directory / "host_key")
+        left_host.start()
+        # It has most room, but its key is not the one that is known.
+        assert by_port(await created(backend, 3)) == {right_host.port: 3}
 
 
 # The commands

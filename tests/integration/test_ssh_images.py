@@ -133,10 +133,14 @@ async def test_an_archive_is_unpacked_once_and_again_when_it_changed(
 ) -> None:
     image, archive = make_image(tmp_path / "image"), tmp_path / "image.tar.gz"
     pack(archive, image, ".")
-    for _ in range(2):
-        async with opened(sshd, archive) as backend:
-            await check_that_sandboxes_are_apart(backend, image)
-    assert len(list(sshd.sandboxes.glob("image-*"))) == 1
+    async with opened(sshd, archive) as backend:
+        await check_that_sandboxes_are_apart(backend, image)
+    (files,) = sshd.sandboxes.glob("image-*")
+    (files / "data/unpacked_once").touch()
+    async with opened(sshd, archive):
+        pass
+    assert list(sshd.sandboxes.glob("image-*")) == [files]
+    assert (files / "data/unpacked_once").exists()
     (image / "data/seed").write_text("another\n")
     pack(archive, image, ".")
     async with opened(sshd, archive) as backend:
