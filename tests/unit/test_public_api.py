@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -93,3 +94,17 @@ def test_without_atroposlib_its_names_say_which_extra_to_install() -> None:
         "except hermes_rl.HermesRLError as error: print(error)\n"
     )
     assert "pip install 'hermes_rl[atropos]'" in run_python(code)
+
+
+def test_a_folder_of_the_same_name_does_not_hide_the_program(tmp_path: Path) -> None:
+    (tmp_path / "hermes_rl").mkdir()
+    done = subprocess.run(
+        [sys.executable, "-m", "hermes_rl", "list", "tasks"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "terminal-test" in done.stdout
