@@ -25,6 +25,7 @@ from hermes_rl.backends.singularity_program import (
     Confinement,
     Program,
     limits_for,
+    no_interfaces,
     program_environment,
 )
 from hermes_rl.errors import BackendUnavailable, CreateError, SandboxError
@@ -149,23 +150,31 @@ class _Probe:
             found.add(Capability.DOCKERFILE)  # others may not write where files are copied to
         if facts.switches_users:
             found.add(Capability.USERS)
-        if self._works(confinement, no_network=True):
+        if self._works(confinement, interfaces=no_interfaces(self._image.with_name("net"))):
             found.add(Capability.NETWORK_NONE)
         if self._works(confinement, limits=limits_for(cpus=0.5, memory_mb=512, pids=256)):
             found |= LIMITS
         return Findings(confinement, facts.uid, frozenset(found))
 
     def _works(
-        self, confinement: Confinement, *, no_network: bool = False, limits: Sequence[str] = ()
+        self,
+        confinement: Confinement,
+        *,
+        interfaces: Path | None = None,
+        limits: Sequence[str] = (),
     ) -> bool:
         try:
-            facts = self._try(confinement, no_network=no_network, limits=limits)
+            facts = self._try(confinement, interfaces=interfaces, limits=limits)
         except SandboxError:
             return False
-        return facts.has_loopback_only or not no_network
+        return facts.has_loopback_only or interfaces is None
 
     def _try(
-        self, confinement: Confinement, *, no_network: bool = False, limits: Sequence[str] = ()
+        self,
+        confinement: Confinement,
+        *,
+        interfaces: Path | None = None,
+        limits: Sequence[str] = (),
     ) -> _Facts:
         argv = confinement.argv(
             str(self._image),
@@ -174,7 +183,7 @@ class _Probe:
             workdir=self._image.with_name("workdir"),
             binds={str(self._runtime.path): MOUNT_POINT},
             cwd="/",
-            no_network=no_network,
+            interfaces=interfaces,
             limits=limits,
         )
         done = _finished(argv)

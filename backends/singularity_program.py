@@ -23,6 +23,7 @@ __all__ = [
     "Program",
     "find_program",
     "limits_for",
+    "no_interfaces",
     "program_environment",
 ]
 
@@ -131,7 +132,7 @@ class Confinement:
         writable_binds: Mapping[str, str] | None = None,
         home: Path | None = None,
         cwd: str | None = None,
-        no_network: bool = False,
+        interfaces: Path | None = None,
         limits: Sequence[str] = (),
     ) -> list[str]:
         """Return the command that runs ``command`` in a container that is apart from the host.
@@ -145,7 +146,9 @@ class Confinement:
             writable_binds: The same, writable.
             home: Mounted as the home directory; None = the image's own.
             cwd: Working directory; None = the runtime's choice.
-            no_network: The loopback device only.
+            interfaces: Given, there is no network, and this directory of :func:`no_interfaces` is
+                shown as /sys/class/net: the runtime mounts the host's sysfs, which would tell of
+                the host's interfaces.
             limits: From :func:`limits_for`.
         """
         argv = [self.program.path, "exec", "--containall", "--no-init", "--no-umask", *self.user]
@@ -160,15 +163,24 @@ class Confinement:
             argv += ["--bind", f"{here}:{there}:ro"]
         for here, there in (writable_binds or {}).items():
             argv += ["--bind", f"{here}:{there}"]
-        argv += ["--net", "--network", "none"] if no_network else []
+        if interfaces is not None:
+            argv += ["--net", "--network", "none", "--bind", f"{interfaces}:{INTERFACES}:ro"]
         argv += ["--pwd", cwd] if cwd is not None else []
         return [*argv, *limits, image, *command]
 
 
+INTERFACES = "/sys/class/net"
 FULL = "/dev/full"
 """A device that Docker's containers have and contained ones lack."""
 HOME = "/home/agent"
 """Where a home directory of ours is mounted, for users that are nobody in the image."""
+
+
+def no_interfaces(directory: Path) -> Path:
+    """Make ``directory`` hold what /sys/class/net holds where there is only loopback. Blocking."""
+    directory.mkdir()
+    (directory / "lo").symlink_to("../../devices/virtual/net/lo")
+    return directory
 
 
 def limits_for(

@@ -25,7 +25,12 @@ from hermes_rl.backends.runtime import MOUNT_POINT, Runtime
 from hermes_rl.backends.singularity_images import Image, ImageStore
 from hermes_rl.backends.singularity_options import SingularityOptions
 from hermes_rl.backends.singularity_probe import Findings, empty_image
-from hermes_rl.backends.singularity_program import HOME, limits_for, program_environment
+from hermes_rl.backends.singularity_program import (
+    HOME,
+    limits_for,
+    no_interfaces,
+    program_environment,
+)
 from hermes_rl.backends.singularity_sandbox import SingularitySandbox
 from hermes_rl.backends.ssh_dockerfile import ImageRecipe, recipe_of
 from hermes_rl.errors import CreateError, Unsupported
@@ -142,7 +147,7 @@ class SingularitySession(LocalSession):
         overlay = directory.top / "overlay"
         overlay.mkdir()
         size = len(_options_of(spec))
-        network = spec.network or self._network
+        is_apart = (spec.network or self._network) == "none"
         argv = self._findings.confinement.argv(
             spec.image or "",
             self._interpreter.argv("outpost", f"--more-options={size}"),
@@ -151,7 +156,7 @@ class SingularitySession(LocalSession):
             binds={str(self._interpreter.path): MOUNT_POINT},
             home=None if self._findings.uid == 0 else directory.home,
             cwd="/",
-            no_network=network == "none",
+            interfaces=no_interfaces(directory.top / "net") if is_apart else None,
             limits=self._limits(spec),
         )
         return {

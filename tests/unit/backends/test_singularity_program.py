@@ -30,14 +30,14 @@ def test_a_sandbox_is_one_contained_exec() -> None:
         workdir=Path("/box/tmp"),
         binds={"/cache/runtime": "/.hermes"},
         cwd="/",
-        no_network=True,
+        interfaces=Path("/box/net"),
         limits=limits_for(cpus=1.5, memory_mb=256, pids=100),
     )
     assert argv == [
         *("/usr/bin/apptainer", "exec", "--containall", "--no-init", "--no-umask", "--userns"),
         *("--no-home", "--workdir", "/box/tmp", "--overlay", "/box/overlay"),
         *("--bind", "/dev/full", "--bind", "/cache/runtime:/.hermes:ro"),
-        *("--net", "--network", "none", "--pwd", "/"),
+        *("--net", "--network", "none", "--bind", "/box/net:/sys/class/net:ro", "--pwd", "/"),
         *("--cpus", "1.5", "--memory", "268435456", "--pids-limit", "100"),
         *("/images/x.sif", "/.hermes/python", "outpost"),
     ]
