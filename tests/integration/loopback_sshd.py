@@ -179,7 +179,7 @@ def sshd_for_guest(*, disk_mb: int = 0) -> Iterator[Sshd]:
     Args:
         disk_mb: Size of the home's own disk; 0 = it has none.
     """
-    with tempfile.TemporaryDirectory(prefix="hermes-guest-") as name:
+    with tempfile.TemporaryDirectory(prefix="hermes-guest-", dir="/tmp") as name:
         directory = Path(name)
         directory.chmod(0o755)  # pytest's own directories are closed to others
         home = directory / "home"
