@@ -12,7 +12,12 @@ from tests.proof import Proof
 
 PROOF = "scale-benchmarks"
 
-pytestmark = [pytest.mark.scale, pytest.mark.docker, pytest.mark.usefixtures("docker_image")]
+pytestmark = [
+    pytest.mark.scale,
+    pytest.mark.docker,
+    pytest.mark.timeout(2700),
+    pytest.mark.usefixtures("docker_image"),
+]
 
 TASKS = 89
 
