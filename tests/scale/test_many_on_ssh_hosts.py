@@ -119,8 +119,8 @@ async def test_a_killed_engines_sandboxes_are_gone_in_seconds(tmp_path: Path, pr
                 assert engine.stdout is not None
                 assert await anyio.to_thread.run_sync(engine.stdout.readline) == b"up\n"
                 assert len(sshd.left()) == 5
+                killed_s = time.monotonic()
                 engine.kill()
-            killed_s = time.monotonic()
             while sshd.left():
                 await anyio.sleep(0.02)
                 assert time.monotonic() - killed_s < GONE_S
