@@ -68,6 +68,11 @@ _loading = anyio.CapacityLimiter(1)
 """One thread loads tokenizers: it takes seconds and much of it holds the interpreter lock."""
 
 
+NO_TOKENIZER = "none"
+"""As ``tokenizer_name``: as if it had not been set."""
+EXACT = ("vllm", "sglang", "llamacpp", "local")
+"""Servers that give the tokens themselves."""
+
 _SCHEDULER = "the scheduler in hermes_rl.atropos.scheduler does its work; override hooks instead."
 _SENDER = "change groups in postprocess_histories(group); sending is the scheduler's."
 _COMMANDS = "run the class with MyEnv.cli() or python -m hermes_rl."
@@ -162,8 +167,35 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc] # atroposlib has no typ
         self._tokenizer = value
 
     async def load_tokenizer(self) -> Any:
-        """Load the tokenizer in a thread; immediate when it is there."""
-        return await anyio.to_thread.run_sync(lambda: self.tokenizer, limiter=_loading)
+        """Load the tokenizer in a thread; immediate when it is there.
+
+        Raises:
+            ConfigError: It cannot be loaded.
+        """
+        try:
+            return await anyio.to_thread.run_sync(lambda: self.tokenizer, limiter=_loading)
+        except Exception as error:  # transformers raises what the hub and its readers raise
+            reason = str(error).strip().partition("\n")[0]
+            raise ConfigError(
+                f"env.tokenizer_name: {self.config.tokenizer_name} cannot be loaded: {reason} Give "
+                f"a directory or a repository within reach, or {NO_TOKENIZER!r} for groups without "
+                "tokens (servers that are exact need none)."
+            ) from error
+
+    async def check_tokenizer(self) -> None:
+        """Load the tokenizer that rollouts will need, before the first is paid for.
+
+        Raises:
+            ConfigError: It cannot be loaded.
+        """
+        if self._makes_tokens and any(s.server_type not in EXACT for s in self.server_configs):
+            await self.load_tokenizer()
+
+    @property
+    def _makes_tokens(self) -> bool:
+        """Whether rollouts without exact tokens are tokenised afresh."""
+        is_set = "tokenizer_name" in self.config.model_fields_set
+        return is_set and self.config.tokenizer_name != NO_TOKENIZER
 
     add_train_workers = Refused(_SCHEDULER)
     cleanup = Refused(_SCHEDULER)
@@ -284,11 +316,11 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc] # atroposlib has no typ
         if result.status != "finished":
             _log.warning("A rollout of %s is %s: %s", result.task_id, result.status, result.failure)
             return None, []
-        uses_tokenizer = "tokenizer_name" in self.config.model_fields_set
+        is_exact = result.agent is not None and result.agent.managed_state is not None
         sequence = await scored_sequence(
             result,
             policy=self.config.fork_policy,
-            tokenizer=await self.load_tokenizer() if uses_tokenizer else None,
+            tokenizer=await self.load_tokenizer() if self._makes_tokens and not is_exact else None,
         )
         if sequence is None:
             self.count("rollouts_dropped_forked")

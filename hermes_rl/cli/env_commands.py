@@ -103,6 +103,7 @@ async def _serve(env: HermesAgentBaseEnv, arguments: argparse.Namespace) -> int:
                 open_trajectory_api(config.rollout_server_url, max_wait_s=config.api_wait_s) as api,
                 env.opened(),
             ):
+                await env.check_tokenizer()
                 await env.setup()
                 scheduler = Scheduler(env, api)
                 stops.append(scheduler.stop)
@@ -141,6 +142,7 @@ async def _process(env: HermesAgentBaseEnv, arguments: argparse.Namespace) -> in
             enabled=config.use_wandb, name=name, config=public_config(config, env.server_configs)
         ) as env.tracker,
     ):
+        await env.check_tokenizer()
         await env.setup()
         async with rare_full_collections():
             await processor.run()

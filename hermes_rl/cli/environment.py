@@ -5,15 +5,20 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hermes_rl.cli.task_sets import class_in_file, task_set_names
 from hermes_rl.errors import MissingExtra
 
 if TYPE_CHECKING:
     from hermes_rl.atropos.base_env import HermesAgentBaseEnv
 
-__all__ = ["add_environment_arguments", "environment_class"]
+__all__ = ["GROUP", "add_environment_arguments", "environment_class", "environment_of"]
+
+GROUP = "hermes_rl.environments"
 
 
 def add_environment_arguments(parser: argparse.ArgumentParser, command: str) -> None:
@@ -32,9 +37,35 @@ def environment_class(spec: str) -> type[HermesAgentBaseEnv]:
         UnknownName: No such environment.
     """
     if importlib.util.find_spec("atroposlib") is None:
-        raise MissingExtra.of("serve and process (Atropos)", "atropos")
-    # atroposlib imports transformers, which otherwise says that torch is missing.
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+        raise MissingExtra.of("Environments (Atropos)", "atropos")
+    _quieten_transformers()
     from hermes_rl.cli.environments import find_environment
 
     return find_environment(spec)
+
+
+def environment_of(spec: str) -> type[HermesAgentBaseEnv] | None:
+    """Return the environment that ``evaluate`` was given; None if it was given tasks.
+
+    A name that is in both groups is a task set, and a file without a class is an environment's.
+
+    Raises:
+        MissingExtra: It is an environment, and atroposlib is not installed.
+        TaskError: The file cannot be imported, or holds no environment.
+    """
+    if spec in task_set_names():
+        return None
+    if spec.endswith(".py") or spec in {point.name for point in entry_points(group=GROUP)}:
+        return environment_class(spec)
+    _quieten_transformers()
+    found = class_in_file(spec)
+    # A file that holds an environment has imported the base class.
+    module = sys.modules.get("hermes_rl.atropos.base_env")
+    if module is None or not isinstance(found, type):
+        return None
+    return found if issubclass(found, module.HermesAgentBaseEnv) else None
+
+
+def _quieten_transformers() -> None:
+    """Keep transformers, which atroposlib imports, from saying that torch is missing."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")

@@ -16,12 +16,11 @@ from types import ModuleType
 from hermes_rl.atropos.base_env import HermesAgentBaseEnv
 from hermes_rl.atropos.old_names import install_old_names
 from hermes_rl.atropos.task_set_env import environment_from
+from hermes_rl.cli.environment import GROUP
 from hermes_rl.cli.task_sets import failure_text, find_tasks, task_set_names
 from hermes_rl.errors import ConfigError, HermesRLError, TaskError, UnknownName
 
 __all__ = ["environment_names", "find_environment"]
-
-GROUP = "hermes_rl.environments"
 
 
 def _registered() -> dict[str, EntryPoint]:

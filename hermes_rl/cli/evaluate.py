@@ -1,8 +1,9 @@
-"""Run a task set on a model and score it.
+"""Run a task set, or an environment's own evaluation, on a model and score it.
 
-TASKS is a registered name (see 'hermes_rl list'), path.py:Class, or a directory of tasks in
-Terminal-Bench layout. Without it: the bundled terminal-test. Without a model: the embedded one (at
-temperature 0) if the extra [local] is installed, else each task's own solution.
+TASKS is a registered name (see 'hermes_rl list'), path.py:Class, a directory of tasks in
+Terminal-Bench layout, or an environment: path.py[:Class]. Without it: the bundled terminal-test.
+Without a model: the embedded one (at temperature 0) if the extra [local] is installed, else each
+task's own solution.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import anyio
 
 from hermes_rl.atropos.tracking import Tracker, log_evaluation, open_tracker
 from hermes_rl.cli.display import Display, make_display, warnings_on
+from hermes_rl.cli.environment import environment_of
 from hermes_rl.cli.exit_codes import ExitCode, exit_code_of
 from hermes_rl.cli.field_help import field_help
 from hermes_rl.cli.interrupt import Interruption
@@ -60,6 +62,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, flags: Sequence[Flag]) -> int:
     """Evaluate; see :data:`hermes_rl.cli.exit_codes.EXIT_CODE_HELP`."""
     load_dotenv(Path.cwd())
+    env_cls = None if arguments.tasks is None else environment_of(arguments.tasks)
+    if env_cls is not None:
+        from hermes_rl.cli.env_commands import run_command
+
+        return run_command(env_cls, "evaluate", arguments, flags)
     settings = evaluate_settings(
         tasks=arguments.tasks,
         config_path=arguments.config,

@@ -20,6 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
+from hermes_rl.atropos.old_names import install_old_names
 from hermes_rl.benchmarks.task_directory import TaskDirectory
 from hermes_rl.config import ConfigModel, EnvConfig, ServerConfig
 from hermes_rl.config_layers import layer_of_models
@@ -28,9 +29,11 @@ from hermes_rl.errors import ConfigError, TaskError, UnknownName
 from hermes_rl.task_selection import failure_text
 from hermes_rl.tasks import TaskSet
 
-__all__ = ["TaskSource", "failure_text", "find_tasks", "task_set_names"]
+__all__ = ["TaskSource", "class_in_file", "failure_text", "find_tasks", "task_set_names"]
 
 GROUP = "hermes_rl.tasks"
+_imported: dict[tuple[Path, int, int], ModuleType] = {}
+"""By path, time and size of the file: what a file does when it is imported is done once."""
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -133,6 +136,18 @@ def _init_layer(spec: str, factory: Callable[..., Any]) -> Layer:
     return layer_of_models(env, servers or None, source)
 
 
+def class_in_file(spec: str) -> object | None:
+    """Return what ``path.py:Name`` names; None if ``spec`` is no such thing, or it has no Name.
+
+    Raises:
+        TaskError: The file cannot be imported.
+    """
+    path, colon, name = spec.rpartition(":")
+    if not (colon and path.endswith(".py")):
+        return None
+    return getattr(_import(Path(path).resolve()), name, None)
+
+
 def _from_file(path: Path, name: str) -> TaskSource:
     module = _import(path.resolve())
     if not hasattr(module, name):
@@ -145,6 +160,11 @@ def _import(path: Path) -> ModuleType:
     """Import a file as a script would be: its folder is where its own imports are found."""
     if not path.is_file():
         raise TaskError(f"{path} does not exist.")
+    install_old_names()
+    status = path.stat()
+    stamp = (path, status.st_mtime_ns, status.st_size)
+    if stamp in _imported:
+        return _imported[stamp]
     name = f"hermes_rl_tasks_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
@@ -158,4 +178,5 @@ def _import(path: Path) -> ModuleType:
     except Exception as error:  # the author's code, which may raise anything
         del sys.modules[name]
         raise TaskError(f"{path} cannot be imported: {failure_text(error)}") from error
+    _imported[stamp] = module
     return module

@@ -141,6 +141,24 @@ def test_a_misspelt_field_of_an_old_yaml_is_named_with_the_nearest(tmp_path: Pat
     assert "Traceback" not in done.stderr
 
 
+def test_a_tokenizer_out_of_reach_stops_before_the_first_rollout_and_none_does_without(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "c.yaml").write_text(
+        "env:\n  total_steps: 1\n  tokenizer_name: ./no-such-tokenizer\n"
+        "openai:\n  server_type: nop\n"
+    )
+    words = ("-m", "hermes_rl", "process", old_file(tmp_path, sync=True), "--config", "c.yaml")
+    done = hermes(*words, cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert "env.tokenizer_name: ./no-such-tokenizer cannot be loaded" in done.stderr
+    assert "A rollout" not in done.stderr
+    done = hermes(*words, "--env.tokenizer_name", "none", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (row,) = rows(tmp_path / "data/old-env.jsonl")
+    assert (row["scores"], row["tokens"]) == ([1.0], [[]])
+
+
 def test_a_script_evaluates_its_items_into_a_run_directory(tmp_path: Path) -> None:
     script = str(ROOT / "tests/integration/greeting_env.py")
     done = hermes(script, "evaluate", "--env.data_dir_to_save_evals", "run", cwd=tmp_path)
@@ -148,6 +166,27 @@ def test_a_script_evaluates_its_items_into_a_run_directory(tmp_path: Path) -> No
     assert (tmp_path / "run/results.jsonl").exists()
     metrics = json.loads((tmp_path / "run/metrics.json").read_text())
     assert "atropos|greeting_eval|0" in metrics["results"]
+
+
+@pytest.mark.parametrize("name", ["greeting_env.py", "greeting_env.py:GreetingEnv"])
+def test_evaluate_takes_an_environment_and_runs_its_own_evaluation(
+    name: str, tmp_path: Path
+) -> None:
+    spec = str(ROOT / "tests/integration" / name)
+    words = ("-m", "hermes_rl", "evaluate", spec)
+    done = hermes(*words, "--env.data_dir_to_save_evals", "run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    metrics = json.loads((tmp_path / "run/metrics.json").read_text())
+    assert "atropos|greeting_eval|0" in metrics["results"]
+    done = hermes(*words, "--resume", "run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_old_file_evaluates_by_the_command(tmp_path: Path) -> None:
+    path = old_file(tmp_path, sync=True)
+    done = hermes("-m", "hermes_rl", "evaluate", path, "--nop", cwd=tmp_path)
+    assert done.returncode == 4, "its evaluate() does nothing, which is said"
+    assert "OldEnv.evaluate() recorded nothing" in done.stderr
 
 
 def test_an_evaluate_that_records_nothing_exits_4_and_says_so(tmp_path: Path) -> None:
