@@ -1,0 +1,60 @@
+"""``serve`` with the real model at size: 20 groups of 8 for the trainer's one batch.
+
+Smaller by HERMES_RL_SERVE_GROUPS, HERMES_RL_SERVE_GROUP_SIZE, HERMES_RL_SERVE_TURNS and
+HERMES_RL_SERVE_TURN_TOKENS: the model computes on the CPU.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("atroposlib", reason="needs hermes_rl[atropos]")
+
+from tests.integration.real_serve import (
+    SLOTS,
+    Size,
+    check_lengths,
+    check_turns,
+    llamacpp_server,
+    sequences,
+    serve_all,
+    stretches,
+)
+
+
+def _of(name: str, default: int) -> int:
+    return int(os.environ.get(f"HERMES_RL_SERVE_{name}", default))
+
+
+SIZE = Size(
+    groups=_of("GROUPS", 20),
+    group_size=_of("GROUP_SIZE", 8),
+    turns=_of("TURNS", 3),
+    turn_tokens=_of("TURN_TOKENS", 48),
+    limit_s=3300,
+)
+
+
+@pytest.mark.scale
+@pytest.mark.real_model
+@pytest.mark.timeout(3600)
+async def test_twenty_groups_of_eight_arrive_whole(tmp_path: Path) -> None:
+    local = ("--openai.server_type", "local", "--openai.slots", str(SLOTS))
+    started_s = time.monotonic()
+    groups = await serve_all(tmp_path, SIZE, *local)
+    spent_s = time.monotonic() - started_s
+    check_lengths(groups, SIZE)
+    with llamacpp_server(SIZE) as url:
+        check_turns(groups, url, SIZE)
+    every = list(sequences(groups))
+    sampled = sum(mask != -100 for _, masks, _ in every for mask in masks)
+    turns = sum(len(stretches(masks)) for _, masks, _ in every)
+    print(
+        f"\n{len(groups)} groups of {SIZE.group_size} in {spent_s:.0f} s: {turns} turns, "
+        f"{sum(len(tokens) for tokens, _, _ in every)} tokens, {sampled} of them sampled, "
+        f"none without its logprob"
+    )
