@@ -13,6 +13,7 @@ import os
 import types
 import typing
 from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import (
     BaseModel,
@@ -174,6 +175,17 @@ class ServerConfig(ConfigModel):
             )
         return value
 
+    @field_validator("base_url")
+    @classmethod
+    def _is_address(cls, value: str | None) -> str | None:
+        try:
+            port = urlsplit(value or "").port  # Its numbers are read only here.
+        except ValueError as error:
+            raise ValueError(f"is not an address: {error}") from None
+        if port == 0:
+            raise ValueError("is not an address: port 0")
+        return value
+
     @field_validator("api_key", "base_url", mode="before")
     @classmethod
     def _empty_is_unset(cls, value: Any) -> Any:
@@ -304,7 +316,7 @@ class AtroposFields(ConfigModel):
     max_batches_offpolicy: int = 3
     """Batches in the trainer's queue before generation pauses."""
     tokenizer_name: str = "NousResearch/DeepHermes-3-Llama-3-3B-Preview"
-    """Tokenizer of Atropos' own code."""
+    """Set, it makes tokens of rollouts that have no exact ones; ``none`` = as if not set."""
     use_wandb: bool = True
     """Log to Weights & Biases."""
     rollout_server_url: str = "http://localhost:8000"

@@ -9,6 +9,9 @@ from hermes_rl.runlog.scores import Score, Summary
 
 __all__ = ["rollout_table", "score_text", "summary_text"]
 
+LONGEST_MESSAGE = 300
+"""Characters of an error in the report; all of it is in the run directory."""
+
 
 def summary_text(header: RunHeader, summary: Summary) -> str:
     """Return the report of a run."""
@@ -19,7 +22,7 @@ def summary_text(header: RunHeader, summary: Summary) -> str:
     for key, table in summary.breakdowns.items():
         lines += ["", f"by {key}", *_score_rows(table)]
     if summary.errors:
-        lines += ["", "errors (0 in the pass rate)", *_counts(summary.errors)]
+        lines += ["", "errors (0 in the pass rate)", *_errors(summary)]
     if summary.skipped:
         lines += ["", "skipped (in no figure)", *_counts(summary.skipped)]
     if summary.stop_reasons:
@@ -81,6 +84,15 @@ def _mean(score: Score) -> str:
 def _counts(counts: dict[str, int]) -> list[str]:
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return [f"  {count:>5}  {name}" for name, count in ordered]
+
+
+def _errors(summary: Summary) -> list[str]:
+    """Return the counts, and under each what the first of its kind said."""
+    lines = []
+    for count in _counts(summary.errors):
+        said = " ".join(summary.error_messages.get(count.split()[1], "").split())
+        lines += [count, f"         {said[:LONGEST_MESSAGE]}"] if said else [count]
+    return lines
 
 
 def _usage(summary: Summary) -> str:

@@ -57,7 +57,7 @@ def resolve_address(config: ServerConfig, environ: Mapping[str, str]) -> Address
     check_base_url(base_url)
     host = _host(base_url)
     variable = _KEY_VARIABLES.get(host, "OPENAI_API_KEY")
-    key = config.api_key or _secret(environ.get(variable))
+    key = _usable(config.api_key, "openai.api_key") or _usable(environ.get(variable), variable)
     if key is None and host in _KEY_VARIABLES:
         raise ConfigError(f"{host} needs a key: set {variable} in the environment or in .env.")
     return Address(base_url, key)
@@ -74,8 +74,13 @@ def _default_url(config: ServerConfig, environ: Mapping[str, str]) -> str:
     )
 
 
-def _secret(value: str | None) -> SecretStr | None:
-    return SecretStr(value) if value else None
+def _usable(value: SecretStr | str | None, source: str) -> SecretStr | None:
+    """Return a key as it can stand in a header, without blanks around it; None if there is none."""
+    text = value.get_secret_value() if isinstance(value, SecretStr) else value or ""
+    key = text.strip()
+    if not all("!" <= character <= "~" for character in key):
+        raise ConfigError(f"{source} holds characters that no key has: blanks, breaks or accents.")
+    return SecretStr(key) if key else None
 
 
 def _host(base_url: str) -> str:

@@ -122,11 +122,15 @@ class Spoken:
         return message
 
 
+_SHAPES: dict[str, tuple[type, ...]] = {"content": (str, list), "tool_calls": (list, dict)}
+"""Parts of a message. Another shape is the server's fault, which must not count as the model's."""
+
+
 def first_choice(data: object, server: str) -> JSONObject:
     """Return the first choice of a decoded completion.
 
     Raises:
-        ModelProtocolError: It has none, or one without a message.
+        ModelProtocolError: It has none, or one whose message is none.
     """
     choices = data.get("choices") if isinstance(data, dict) else None
     if not isinstance(choices, list) or not choices:
@@ -134,6 +138,13 @@ def first_choice(data: object, server: str) -> JSONObject:
     choice = choices[0]
     if not isinstance(choice, dict) or not isinstance(choice.get("message"), dict):
         raise ModelProtocolError(f"{server} answered with a choice without a message.", status=200)
+    for name, kinds in _SHAPES.items():
+        value = choice["message"].get(name)
+        if value is not None and not isinstance(value, kinds):
+            raise ModelProtocolError(
+                f"{server} answered with a message whose {name} is a {type(value).__name__}.",
+                status=200,
+            )
     return choice
 
 

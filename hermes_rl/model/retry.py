@@ -30,6 +30,8 @@ __all__ = ["Retrier", "RetryPolicy", "Spent"]
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+TELL_EVERY_S = 60.0
+"""Between two warnings about one endpoint, however many calls fail."""
 _RETRIED = (ModelRateLimited, ModelTransient, ModelProtocolError)
 
 
@@ -104,6 +106,7 @@ class Retrier:
         self._clock = clock
         self._sleep = sleep
         self._rng = rng
+        self._told_at: float | None = None
 
     async def run(self, attempt: Callable[[float], Awaitable[T]], spent: Spent) -> T:
         """Return what ``attempt`` returns.
@@ -122,8 +125,17 @@ class Retrier:
             delay_s = self._delay_s(failure, spent)
             if delay_s is None:
                 raise _given_up(failure, spent)
-            _log.debug("%s Next attempt in %.1f s.", failure, delay_s)
+            self._tell(failure, delay_s, spent)
             await self._wait(delay_s, spent)
+
+    def _tell(self, failure: ModelError, delay_s: float, spent: Spent) -> None:
+        """Warn once a while: a server that is not there looks like one that is slow."""
+        _log.debug("%s Next attempt in %.1f s.", failure, delay_s)
+        now = self._clock()
+        is_news = self._told_at is None or now - self._told_at >= TELL_EVERY_S
+        if is_news and spent.requests >= 2 and not isinstance(failure, ModelRateLimited):
+            self._told_at = now
+            _log.warning("%s Trying again, %d times in all.", failure, self.policy.max_attempts)
 
     async def _attempt(
         self, attempt: Callable[[float], Awaitable[T]], spent: Spent

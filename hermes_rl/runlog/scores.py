@@ -58,6 +58,7 @@ class Summary:
         pass_at_k: By k.
         breakdowns: Headline scores by metadata key and value.
         errors: Errored rollouts by kind.
+        error_messages: By kind, what the first of them said.
         skipped: Skipped rollouts by reason.
         stop_reasons: Rollouts by the agent's stop reason.
         usage: Tokens, requests and cost, summed.
@@ -74,6 +75,7 @@ class Summary:
     pass_at_k: dict[int, float] = field(default_factory=dict)
     breakdowns: dict[str, dict[str, Score]] = field(default_factory=dict)
     errors: dict[str, int] = field(default_factory=dict)
+    error_messages: dict[str, str] = field(default_factory=dict)
     skipped: dict[str, int] = field(default_factory=dict)
     stop_reasons: dict[str, int] = field(default_factory=dict)
     usage: dict[str, float] = field(default_factory=dict)
@@ -102,6 +104,7 @@ def summarise(records: Sequence[RolloutRecord], *, planned: int) -> Summary:
     """Return the summary of the records that count (one per task and attempt)."""
     tried = [record for record in records if record.status != "skipped"]
     sound = [record for record in tried if record.status == "finished"]
+    errored = [record for record in tried if record.status == "errored"]
     return Summary(
         planned=planned,
         recorded=len(records),
@@ -114,7 +117,8 @@ def summarise(records: Sequence[RolloutRecord], *, planned: int) -> Summary:
         ),
         pass_at_k=_pass_at_each_k(tried),
         breakdowns=_breakdowns(tried),
-        errors=dict(Counter(_kind(record) for record in tried if record.status == "errored")),
+        errors=dict(Counter(map(_kind, errored))),
+        error_messages={_kind(record): _reason(record) for record in reversed(errored)},
         skipped=dict(Counter(_reason(record) for record in records if record.status == "skipped")),
         stop_reasons=dict(Counter(r.stop_reason for r in tried if r.stop_reason)),
         usage=_sum(record.usage for record in tried),

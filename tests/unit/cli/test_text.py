@@ -96,7 +96,7 @@ def test_the_report_shows_errors_and_flags_beside_the_score() -> None:
     assert "flagged passes  1" in text
     assert "flagged as 0    0.000" in text
     assert "git  0.500" in text
-    assert "1  Capacity" in text
+    assert "1  Capacity\n         no room at all" in text
     table = rollout_table(records).splitlines()
     assert "FLAGGED tamper_suspect: /bin/sh" in table[1]
     assert table[3].endswith("ERRORED Capacity: no room")

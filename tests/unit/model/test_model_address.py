@@ -61,3 +61,25 @@ def test_a_secret_in_the_address_is_refused_and_not_shown(url: str) -> None:
     with pytest.raises(ConfigError, match="put the key in api_key") as caught:
         resolve({}, base_url=url)
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url", ["http://[::1/v1", "http://gpu:99999/v1", "http://g:x", "http://g:0"]
+)
+def test_an_address_that_is_none_is_refused_by_the_setting(url: str) -> None:
+    with pytest.raises(ValueError, match="is not an address"):
+        ServerConfig(base_url=url)
+
+
+def test_blanks_around_a_key_are_no_part_of_it() -> None:
+    assert resolve({"OPENAI_API_KEY": " oa-key\n"}, base_url="http://gpu/v1")[1] == "oa-key"
+    assert resolve({"OPENAI_API_KEY": " "}, base_url="http://gpu/v1")[1] is None
+
+
+@pytest.mark.parametrize("key", ["a\nb", "cl\u00e9", "a b"])
+def test_a_key_that_no_header_can_hold_is_refused_and_not_shown(key: str) -> None:
+    with pytest.raises(ConfigError, match="OPENAI_API_KEY holds characters") as caught:
+        resolve({"OPENAI_API_KEY": key}, base_url="http://gpu/v1")
+    assert key not in str(caught.value)
+    with pytest.raises(ConfigError, match=r"openai\.api_key holds characters"):
+        resolve({}, base_url="http://gpu/v1", api_key=key)

@@ -37,6 +37,13 @@ def test_an_answer_without_a_message_is_a_protocol_error(data: Any) -> None:
         first_choice(data, "the server")
 
 
+@pytest.mark.parametrize(("name", "value"), [("content", 17), ("tool_calls", "yes")])
+def test_a_message_of_another_shape_is_the_servers_fault(name: str, value: object) -> None:
+    data = {"choices": [{"message": {"role": "assistant", name: value}}]}
+    with pytest.raises(ModelProtocolError, match=f"whose {name} is a {type(value).__name__}"):
+        first_choice(data, "the server")
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [

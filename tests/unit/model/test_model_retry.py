@@ -100,6 +100,22 @@ async def test_the_last_error_says_how_often_it_was_tried(time: FakeTime) -> Non
     assert len(attempt.remaining) == 3
 
 
+async def test_a_server_that_is_not_there_is_told_once_a_minute(
+    time: FakeTime, caplog: pytest.LogCaptureFixture
+) -> None:
+    retrier, busy, down = time.retrier(), ModelRateLimited("busy."), ModelTransient("down.")
+    for outcomes in ([down, "ok"], [busy, busy, busy, "ok"]):
+        await retrier.run(time.attempts(*outcomes), Spent())
+    assert caplog.messages == []
+    for _ in range(3):
+        await retrier.run(time.attempts(down, down, "ok"), Spent())
+    assert caplog.messages == ["down. Trying again, 8 times in all."]
+    time.now_s += 60
+    with pytest.raises(ModelTransient):
+        await retrier.run(time.attempts(ModelTransient("gone."), each_s=20.0), Spent())
+    assert caplog.messages[1:] == ["gone. Trying again, 8 times in all."] * 2
+
+
 async def test_retry_after_is_the_least_delay(time: FakeTime) -> None:
     attempt = time.attempts(ModelRateLimited("slow down", retry_after_s=7.0), "ok")
     await time.retrier(rng=0.0).run(attempt, Spent())
