@@ -240,7 +240,7 @@ class DaytonaBox:
             with anyio.CancelScope(shield=True):
                 await stream.release()
             raise
-        await stream.send(start.preamble)
+        await stream.send(start.typed_preamble)
         self._stream = stream
         return stream
 

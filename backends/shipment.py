@@ -225,6 +225,11 @@ class Shipment:
         started = f"exec {shlex.join(self.argv())} 2>/dev/null"
         return f" {{ {raw}; }} 2>/dev/null && {started} || exit {NO_TERMINAL_EXIT_CODE}\n"
 
+    @property
+    def typed_preamble(self) -> bytes:
+        """What is sent first on a terminal: the script."""
+        return self.preamble
+
     async def deliver(self, stream: Transport) -> str:
         """Send what is asked for until it is there; return its directory.
 

@@ -38,7 +38,7 @@ UNPACK_LIMIT_S = 1800.0
 CALL_LIMIT_S = 60.0
 """For one call of the program on the host; a loaded one starts a Python in seconds."""
 OR_ELSE = (
-    ", or let the backend option 'directory' name a place on a disk that has 20 MB to spare and is "
+    ", or let the backend option 'directory' name a place on a disk that has 30 MB to spare and is "
     "not mounted noexec"
 )
 _PACKAGE = "hermes_rl.backends.outpost"

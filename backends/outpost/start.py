@@ -8,8 +8,9 @@ lines: the outpost's options and source follow on its standard input. So no limi
 applies, no secret of the options can be seen in a list of processes, and a ``pkill -f`` of the
 agent's finds nothing of the source's text in ours.
 
-On a pipe the command is run as it is. On a terminal it is typed to a shell; the loader turns the
-terminal into a plain byte stream, then prints the mark that the stream begins after.
+On a pipe the command is run as it is. On a terminal it is typed to a shell, some of which take a
+thousand characters and no more: so even the loader follows. What is typed turns the terminal into
+a plain byte stream, then prints the mark that the stream begins after.
 """
 
 from __future__ import annotations
@@ -52,16 +53,14 @@ source = take(int(sizes[1]))
 sys.argv[1:] = options.split("\\0") if options else []
 exec(compile(source, "<outpost>", "exec"), {{"__name__": "__main__"}})
 """
-_RAW_TERMINAL = """
-import termios
-mode = termios.tcgetattr(0)
-mode[0] = mode[1] = mode[3] = 0
-mode[6][termios.VMIN], mode[6][termios.VTIME] = 1, 0
-termios.tcsetattr(0, termios.TCSANOW, mode)
-os.write(1, sys.argv[3][::-1].encode())
-os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-"""
-"""What is written to standard error would be read as frames."""
+_QUIET = "os.dup2(os.open(os.devnull, os.O_WRONLY), 2)"
+"""On a terminal what is written to standard error would be read as frames."""
+_TYPED = (
+    "import os,sys,termios as t;sys.version_info<(3,8)and sys.exit(127);"
+    "m=t.tcgetattr(0);m[0]=m[1]=m[3]=0;m[6][t.VMIN],m[6][t.VTIME]=1,0;t.tcsetattr(0,t.TCSANOW,m);"
+    "os.write(1,sys.argv[3][::-1].encode());n=int(sys.argv[4]);"
+    "exec(\"d=b''\\nwhile len(d)<n:d+=os.read(0,n-len(d))\\nexec(d)\")"
+)
 _SHELL = (
     'if [ -n "$1" ]; then mkdir -p "$1" && cd "$1" || exit 1; fi; shift; '
     'command -v "$1" >/dev/null 2>&1 || exit 127; exec "$@"'
@@ -144,7 +143,10 @@ class OutpostStart:
 
     def command_line(self) -> str:
         """Return the command for a login shell of any kind, on pipes: one line, quoted words."""
-        return f"exec /bin/sh -c {shlex.join(self._words('', *self._one_line('')))}"
+        loader = base64.b64encode(_LOADER.format(prepare="").encode()).decode()
+        # Our own interpreter has no module base64.
+        program = f'from binascii import a2b_base64 as a;exec(a("{loader}"))'
+        return f"exec /bin/sh -c {shlex.join(self._words('', '-c', program, *self._sizes()))}"
 
     def typed(self, mark: str) -> str:
         """Return the line for a shell on a terminal, which then becomes the outpost.
@@ -153,17 +155,20 @@ class OutpostStart:
             mark: Letters and digits, other than any word read backwards; appears reversed in the
                 output right before the stream begins, and as it is in the terminal's echo.
         """
-        words = self._words("", *self._one_line(_RAW_TERMINAL), mark)
-        return f" exec /bin/sh -c {shlex.join(words)}\n"
+        program = ["-c", _TYPED, *self._sizes(), mark, str(len(self._typed_loader))]
+        return f" exec /bin/sh -c {shlex.join(self._words('', *program))}\n"
+
+    @property
+    def typed_preamble(self) -> bytes:
+        """What is read after the mark on a terminal, before frames begin."""
+        return self._typed_loader + self.preamble
+
+    @property
+    def _typed_loader(self) -> bytes:
+        return _LOADER.format(prepare=_QUIET).encode()
 
     def _words(self, name: str, *program: str) -> list[str]:
         return [_SHELL, name, self.workdir or "", *self.interpreter, *program]
-
-    def _one_line(self, prepare: str) -> list[str]:
-        loader = base64.b64encode(_LOADER.format(prepare=prepare).encode()).decode()
-        # Our own interpreter has no module base64.
-        program = f'from binascii import a2b_base64 as a;exec(a("{loader}"))'
-        return ["-c", program, *self._sizes()]
 
     def _sizes(self) -> list[str]:
         return [str(len(self.options)), str(len(self.source))]

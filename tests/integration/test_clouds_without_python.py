@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,17 +10,18 @@ from typing import Any
 import pytest
 
 from hermes_rl.errors import CreateError
-from hermes_rl.sandbox import Backend, Sandbox
+from hermes_rl.sandbox import Backend, Capability, Sandbox
 from hermes_rl.testing.sandbox_conformance import (
     CapabilityConformance,
     CommandConformance,
     TransferConformance,
 )
+from tests.conftest import require
 
 from .bare_images import LAUNCHER, built_image, python_to_copy
 from .cloud_conformance import OnCloud, OnDaytona, OnModal
 from .clouds import CLOUDS, Cloud
-from .docker_boxes import BARE_IMAGE, box
+from .docker_boxes import BARE_IMAGE, EMPTY_IMAGE, box
 
 pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("docker_image")]
 
@@ -80,3 +82,27 @@ async def test_an_image_that_cannot_take_ours_is_told_what_helps(
         assert ("add_python" in str(caught.value)) == (cloud.name == "modal")
         assert not caught.value.retryable
         assert server.lives.alive == []
+
+
+@pytest.mark.parametrize("cloud", CLOUDS)
+async def test_an_image_of_nothing_but_busybox_will_do(cloud: Cloud, tmp_path: Path) -> None:
+    """No C library, no coreutils, no bash: what smaller images than Debian's are like."""
+    busybox = shutil.which("busybox")
+    require(busybox is not None, "needs busybox (apt install busybox-static)")
+    assert busybox is not None
+    shutil.copy(busybox, tmp_path / "busybox")
+    lines = [
+        f"FROM {EMPTY_IMAGE}",
+        "COPY busybox /bin/busybox",
+        'RUN ["/bin/busybox", "--install", "-s", "/bin"]',
+        "RUN echo root:x:0:0::/root:/bin/sh >/etc/passwd",
+        "",
+    ]
+    (tmp_path / "Dockerfile").write_text("\n".join(lines))
+    async with cloud.serving(in_containers=True), cloud.backend() as backend:
+        sandbox = await backend.create(box(image=None, dockerfile_dir=tmp_path))
+        found = await sandbox.exec("cd /tmp; find / -name 'libc*' -not -path '/.*'", timeout_s=60)
+        assert (found.exit_code, found.text) == (0, "")
+        assert (await sandbox.exec("pwd", timeout_s=60)).text == "/tmp\n"
+        assert Capability.BASH not in sandbox.capabilities
+        await sandbox.close()
