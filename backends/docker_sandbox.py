@@ -10,9 +10,11 @@ import posixpath
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from datetime import datetime
 from pathlib import Path
 
 import anyio
+import anyio.lowlevel
 from anyio import Path as AsyncPath  # anyio loads it at first use: not on the event loop.
 
 from hermes_rl.backends.docker_archive import first_file
@@ -43,6 +45,11 @@ ENGINE_SLACK_S = 15.0
 """What the engine may need beyond a trusted command's own deadline to start and report it."""
 PLACE_TIMEOUT_S = 30.0
 _NO_DEADLINE_S = 7 * 86400.0
+
+
+CHANGES_AT_ONCE = 5000
+PATHS_AT_ONCE_BYTES = 64 * 1024
+"""Looked at between two steps of the event loop: about 1 ms."""
 
 
 class DockerSandbox(OutpostSandbox):
@@ -157,15 +164,36 @@ class DockerSandbox(OutpostSandbox):
                 await self._engine.unpause(self.container)
         self._channel.is_paused = False
 
-    async def changes(self) -> Sequence[Change]:
+    async def changes(self, *, suspects: str = "") -> Sequence[Change]:
         """List what differs from the image, without the mount point of our interpreter."""
         self._check()
         with translated("use", sandbox_id=self.id):
             changes = await self._engine.changes(self.container)
+            if suspects:
+                changes += await self._rewritten(suspects, changes)
         mount = next((n for n, change in enumerate(changes) if change.path == MOUNT_POINT), None)
         if mount is not None:
             del changes[mount]
         return changes
+
+    async def _rewritten(self, suspects: str, known: Sequence[Change]) -> list[Change]:
+        """Find what the engine takes for unchanged; by our interpreter, started by the engine."""
+        since_s = _unix_time((await self._engine.inspect(self.container))["Created"])
+        found: list[bytes] = []
+        program = self._plan.runtime.argv("rewritten", str(since_s), suspects)
+        code = await self._engine.run(
+            self.container,
+            program,
+            lambda fd, data: found.append(data if fd == 1 else b""),
+            user="0",
+        )
+        if code != 0:
+            raise EngineFailure(0, f"the search for rewritten files ended with {code}")
+        paths = await _ended_by_nul(b"".join(found))
+        for start in range(0, len(known), CHANGES_AT_ONCE):
+            paths -= {change.path for change in known[start : start + CHANGES_AT_ONCE]}
+            await anyio.lowlevel.checkpoint()
+        return [Change(path, "modified") for path in sorted(paths)]
 
     async def _read_trusted(self, path: str, *, max_bytes: int, offset: int) -> bytes:
         """Read a regular file through the engine. A link is refused, not followed."""
@@ -222,6 +250,27 @@ class DockerSandbox(OutpostSandbox):
             return ExecResult(exit_code=127, stderr=message, stderr_total=len(message))
         command = [shell, "-c", request.cmd] if isinstance(request.cmd, str) else list(request.cmd)
         return await _TrustedRun(self._engine, self.container, self._plan, request).run(command)
+
+
+async def _ended_by_nul(data: bytes) -> set[str]:
+    """Split into texts, in pieces: an agent may have made a million."""
+    texts: set[str] = set()
+    start = 0
+    while start < len(data):
+        end = data.find(b"\0", min(start + PATHS_AT_ONCE_BYTES, len(data) - 1)) + 1 or len(data)
+        texts.update(data[start : end - 1].decode("utf-8", "replace").split("\0"))
+        start = end
+        await anyio.lowlevel.checkpoint()
+    return texts
+
+
+def _unix_time(text: str) -> float:
+    """Read the engine's time, which has up to nine digits after the point."""
+    whole, _, rest = text.partition(".")
+    digits = rest.rstrip("Z")
+    if not digits.isdecimal():
+        return datetime.fromisoformat(text).timestamp()
+    return datetime.fromisoformat(f"{whole}+00:00").timestamp() + float(f"0.{digits}")
 
 
 class _TrustedRun:

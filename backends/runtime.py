@@ -49,7 +49,7 @@ __all__ = [
 
 MOUNT_POINT = "/.hermes"
 """Where sandboxes see the directory."""
-PROGRAMS = ("outpost", "deadline", "place")
+PROGRAMS = ("outpost", "deadline", "place", "rewritten")
 """The programs in the directory: modules of :mod:`hermes_rl.backends.outpost`."""
 GUESTS = (
     *("bundle", "guard", "host_survey", "image_archive"),

@@ -41,7 +41,7 @@ from hermes_rl.errors import (
 )
 from hermes_rl.redirection import redirection_flags
 from hermes_rl.sandbox import Capability, Sandbox
-from hermes_rl.tamper import tamper_flags
+from hermes_rl.tamper import SUSPECTS, tamper_flags
 from hermes_rl.types import JSONObject, Reward
 
 if TYPE_CHECKING:
@@ -125,9 +125,8 @@ class Verifier:
         if Capability.CHANGES not in sandbox.capabilities:
             return ()
         harness = self.harness
-        flags = await tamper_flags(
-            sandbox, await sandbox.changes(), user=harness.user, env=harness.env
-        )
+        changes = await sandbox.changes(suspects=SUSPECTS)
+        flags = await tamper_flags(sandbox, changes, user=harness.user, env=harness.env)
         return flags + await redirection_flags(sandbox)
 
     def is_unsettled(self, run: VerifierRun) -> bool:

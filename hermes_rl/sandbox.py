@@ -438,8 +438,17 @@ class Sandbox(Protocol):
         """Return the round trip in seconds."""
         ...
 
-    async def changes(self) -> Sequence[Change]:
-        """List what differs from the image; needs CHANGES."""
+    async def changes(self, *, suspects: str = "") -> Sequence[Change]:
+        """List what differs from the image; needs CHANGES.
+
+        Engines compare sizes and times, which a program can put back.
+
+        Args:
+            suspects: Regular expression. What it matches from the start of its path is listed
+                also if only the time of its last change of status shows that it was written
+                since the sandbox was made. Then the image's own content is listed, too, where a
+                program has linked, renamed or touched it.
+        """
         ...
 
     async def close(self) -> None:

@@ -36,13 +36,15 @@ import anyio.to_thread
 from hermes_rl.errors import FileError
 from hermes_rl.sandbox import Capability, Change, Sandbox
 
-__all__ = ["FLAG", "tamper_flags"]
+__all__ = ["FLAG", "SUSPECTS", "tamper_flags"]
 
 FLAG = "tamper_suspect"
 """Begins the text of every flag."""
 MAX_CHECKED = 100
 """Listed paths that are looked at; the rest is flagged unseen. An upgrade of the system changes
 some dozens."""
+MAX_FLAGS = 200
+MAX_SORTED = 5000
 SLICE = 500
 """Changes looked at between two steps of the event loop: about 2 ms."""
 CHECKS_AT_ONCE = 8
@@ -95,6 +97,13 @@ _LOOK = r"""for path; do
 magic=$(head -c 4 "$path" | od -An -tx1 | tr -d ' \n')
 printf '%s\t%s\t%s\n' "$path" "$(readlink -f "$path")" "$magic"
 done"""
+_NAMES = "|".join(map(re.escape, sorted(_TOOLS | _OF_HOME | _SOURCES)))
+_ENDS = "|".join(map(re.escape, _PATH_SCRIPTS))
+SUSPECTS = (
+    rf".*/({_NAMES}|{_INTERPRETERS.pattern}|{_SCRIPTS.pattern})\Z|.*({_ENDS})\Z|"
+    rf"({'|'.join(map(re.escape, sorted(_FIXED)))})\Z|{_LIBRARIES.pattern}|{_START_UP.pattern}"
+)
+"""Matches every path that could be a flag; for ``Sandbox.changes()``."""
 _hashing = anyio.CapacityLimiter(2)
 """Programs are some megabytes; hashing frees the interpreter meanwhile."""
 
@@ -115,11 +124,11 @@ async def tamper_flags(
     user: str | None = None,
     env: Mapping[str, str] | None = None,
 ) -> tuple[str, ...]:
-    """Return one flag per suspicious path, sorted.
+    """Return one flag per suspicious path, sorted; the last stands for all beyond MAX_FLAGS.
 
     Args:
         sandbox: The agent's sandbox, before tests are uploaded.
-        changes: What ``sandbox.changes()`` said.
+        changes: What ``sandbox.changes(suspects=SUSPECTS)`` said.
         user: Who the tests run as; None = the sandbox's user.
         env: Their declared environment.
 
@@ -130,11 +139,13 @@ async def tamper_flags(
     if not possible.paths:
         return ()
     home, directories = await _search_path(sandbox, user, env or {})
-    suspects = sorted(path for path in possible.paths if _is_listed(path, home, directories))
+    suspects = await _listed(possible.paths, home, directories)
     checks = _Checks(sandbox, possible)
     flags = await checks.flags(suspects[:MAX_CHECKED])
-    unseen = [f"{FLAG}: {path} (not looked at)" for path in suspects[MAX_CHECKED:]]
-    return tuple(sorted(flags + unseen))
+    unseen = [f"{FLAG}: {path} (not looked at)" for path in suspects[MAX_CHECKED:MAX_FLAGS]]
+    more = len(suspects) - MAX_FLAGS
+    rest = [f"{FLAG}: {more} more paths (not looked at)"] if more > 0 else []
+    return tuple(sorted(flags + unseen) + rest)
 
 
 @dataclass(slots=True, frozen=True)
@@ -166,6 +177,17 @@ async def _possible(changes: Sequence[Change]) -> _Possible:
                 found.paths.add(change.path)
         await anyio.lowlevel.checkpoint()
     return found
+
+
+async def _listed(paths: set[str], home: str, directories: frozenset[str]) -> list[str]:
+    """Return what is on the list; sorted, as far as flags are made of it."""
+    found: list[str] = []
+    for number, path in enumerate(paths):
+        if _is_listed(path, home, directories):
+            found.append(path)
+        if number % SLICE == SLICE - 1:
+            await anyio.lowlevel.checkpoint()
+    return sorted(found) if len(found) <= MAX_SORTED else found
 
 
 def _may_matter(path: str) -> bool:

@@ -328,7 +328,7 @@ class OutpostSandbox:
         """Refuse, unless a backend overrides this."""
         raise self._unsupported(Capability.PAUSE)
 
-    async def changes(self) -> Sequence[Change]:
+    async def changes(self, *, suspects: str = "") -> Sequence[Change]:
         """Refuse, unless a backend overrides this."""
         raise self._unsupported(Capability.CHANGES)
 

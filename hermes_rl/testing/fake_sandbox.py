@@ -165,7 +165,7 @@ class FakeSandbox:
         self._alive()
         return 0.0
 
-    async def changes(self) -> Sequence[Change]:
+    async def changes(self, *, suspects: str = "") -> Sequence[Change]:
         """Refuse: a fake has no image."""
         raise Unsupported("The fake sandbox has no image.", capability=Capability.CHANGES)
 

@@ -10,7 +10,7 @@ import pytest
 from hermes_rl.backends.docker import create_backend
 from hermes_rl.redirection import redirection_flags
 from hermes_rl.sandbox import Sandbox
-from hermes_rl.tamper import tamper_flags
+from hermes_rl.tamper import SUSPECTS, tamper_flags
 
 from .docker_boxes import box, run_settings
 
@@ -103,6 +103,46 @@ async def test_a_replaced_shell_cannot_hide_itself_or_others(cache_dir: Path) ->
         await do(sandbox, [f"{hide}; mv /tmp/sh /bin/sh"])
         flags = await tamper_flags(sandbox, await sandbox.changes())
     assert {flag.split()[1] for flag in flags} == {"/usr/bin/curl", "/usr/bin/sh"}
+
+
+SAME = """
+cp -p /usr/bin/curl /tmp/c; size=$(stat -c %s /tmp/c)
+printf X | dd of=/tmp/c bs=1 seek=$((size - 1)) conv=notrunc
+touch -r /usr/bin/curl /tmp/c; touch -r /usr/bin /tmp/t; mv /tmp/c /usr/bin/curl
+ln /usr/bin/grep /tmp/grep; touch -r /tmp/t /usr/bin"""
+
+
+async def test_what_differs_by_its_content_only_is_seen(cache_dir: Path) -> None:
+    async with create_backend(run_settings(cache_dir)) as backend:
+        sandbox = await backend.create(box())
+        untouched = await sandbox.changes(suspects=SUSPECTS)
+        await do(sandbox, [SAME])
+        changes = await sandbox.changes(suspects=SUSPECTS)
+        new = {change.path for change in changes} - {change.path for change in untouched}
+        assert new >= {"/usr/bin/curl", "/usr/bin/grep"}
+        assert not any(change.path.startswith("/usr") for change in untouched)
+        (flag,) = await tamper_flags(sandbox, changes)
+    assert flag.startswith("tamper_suspect: /usr/bin/curl (")
+
+
+REPACK = """
+set -e; mkdir -p /tmp/p/DEBIAN /tmp/p/usr/bin; cd /tmp/p
+(cat /usr/bin/curl; echo changed) > usr/bin/curl; chmod 755 usr/bin/curl
+dpkg -s curl | grep -v -e ^Status -e ^Conffiles | sed 's/^Version.*/&+newer/' > DEBIAN/control
+md5sum usr/bin/curl > DEBIAN/md5sums
+dpkg-deb --build -Znone /tmp/p /tmp/curl.deb; dpkg -i /tmp/curl.deb"""
+
+
+async def test_another_version_of_curl_installed_as_a_package_is_no_flag(cache_dir: Path) -> None:
+    async with create_backend(run_settings(cache_dir)) as backend:
+        sandbox = await backend.create(box())
+        await do(sandbox, [REPACK])
+        changes = await sandbox.changes()
+        assert "/usr/bin/curl" in {change.path for change in changes}
+        assert await tamper_flags(sandbox, changes) == ()
+        await do(sandbox, ["echo more >> /usr/bin/curl"])
+        (flag,) = await tamper_flags(sandbox, await sandbox.changes())
+    assert flag.startswith("tamper_suspect: /usr/bin/curl (")
 
 
 async def test_names_that_lead_elsewhere_are_flags_and_a_new_sandboxs_own_are_none(

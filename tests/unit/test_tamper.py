@@ -1,9 +1,11 @@
 """The list of :mod:`hermes_rl.tamper` without a container; its checks: tests/integration."""
 
+import re
+
 import pytest
 
 from hermes_rl.sandbox import Change, ExecResult
-from hermes_rl.tamper import MAX_CHECKED, tamper_flags
+from hermes_rl.tamper import MAX_CHECKED, MAX_FLAGS, SUSPECTS, tamper_flags
 from hermes_rl.testing.fake_sandbox import FakeSandbox
 from hermes_rl.testing.loop_monitor import run_without_long_callbacks
 
@@ -24,6 +26,13 @@ async def test_a_flood_of_changes_is_flagged_unseen() -> None:
     flags = await tamper_flags(FakeSandbox(), changes)
     assert len(flags) == 120
     assert sum("not looked at" in flag for flag in flags) == 120 - MAX_CHECKED
+
+
+async def test_a_million_flags_would_be_one_too_many() -> None:
+    changes = [Change(f"/usr/lib/python3/{n}.pth", "added") for n in range(20_000)]
+    flags = await run_without_long_callbacks(lambda: tamper_flags(FakeSandbox(), changes))
+    assert len(flags) == MAX_FLAGS + 1
+    assert flags[-1] == f"tamper_suspect: {20_000 - MAX_FLAGS} more paths (not looked at)"
 
 
 @pytest.mark.parametrize(
@@ -47,6 +56,7 @@ async def test_a_flood_of_changes_is_flagged_unseen() -> None:
 async def test_listed_paths_that_cannot_be_accounted_for_are_flags(path: str) -> None:
     (flag,) = await tamper_flags(FakeSandbox(), [Change(path, "added")])
     assert flag.startswith(f"tamper_suspect: {path} (")
+    assert re.match(SUSPECTS, path)
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ class Box(FakeSandbox):
             for e in await super().list(path)
         ]
 
-    async def changes(self) -> Sequence[Change]:
+    async def changes(self, *, suspects: str = "") -> Sequence[Change]:
         self.steps.append("changes")
         return self.changed
 
