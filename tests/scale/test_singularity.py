@@ -50,6 +50,14 @@ MISSING = ["changes", "engine_access", "pause", "users"]
 """Of the reward phase's protections: nothing outside the sandbox looks into it for us."""
 QUICK_S = 120.0
 """Longest wait for what takes no time on an idle machine."""
+MAKE_FILES = """
+mkdir /srv/many && cd /srv/many && python3 -c '
+import os, time
+began_s = time.perf_counter()
+for number in range(1000):
+    os.close(os.open(str(number), os.O_CREAT))
+print(1000 / (time.perf_counter() - began_s))'
+"""
 OUTCOMES: Counter[str] = Counter()
 
 
@@ -147,7 +155,9 @@ async def test_what_it_costs(kind: str, files: Path, cache: Path, proof: Proof) 
     image = str(files) if kind == "directory" else TEST_IMAGE
     create_s, command_s, close_s = [], [], []
     async with create_backend(settings(cache, **FROM_DAEMON)) as backend:
-        await (await backend.create(SandboxSpec(image=image))).close()  # makes the image
+        sandbox = await backend.create(SandboxSpec(image=image))  # makes the image
+        made = await sandbox.exec(MAKE_FILES, timeout_s=QUICK_S)
+        await sandbox.close()
         for _ in range(10):
             began_s = time.perf_counter()
             sandbox = await backend.create(SandboxSpec(image=image))
@@ -167,7 +177,8 @@ async def test_what_it_costs(kind: str, files: Path, cache: Path, proof: Proof) 
     medians = [statistics.median(each) * 1000 for each in (create_s, command_s, close_s)]
     proof(
         f"{kind}: create {medians[0]:.0f} ms, command {medians[1]:.1f} ms, close "
-        f"{medians[2]:.0f} ms (medians); 40 at once up in {many_s:.1f} s"
+        f"{medians[2]:.0f} ms (medians); 40 at once up in {many_s:.1f} s; "
+        f"{float(made.text):.0f} files made per second"
     )
 
 
