@@ -490,6 +490,11 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc] # atroposlib has no typ
             await self.wandb_log()
             self.items_sent_this_step = 0
 
+    async def log_rest(self) -> None:
+        """Log what came since the last time, however little; the commands' last act."""
+        if self._scores:
+            await self.wandb_log()
+
     def _train_metrics(self) -> dict[str, float]:
         metrics = {f"rollouts/{name}": float(n) for name, n in self.rollout_counters.items()}
         for name, values in (("reward", self._scores), ("tokens", self.completion_lengths)):

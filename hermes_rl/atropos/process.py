@@ -92,6 +92,7 @@ class Processor:
             self._check_settings()
             try:
                 await self._run_groups(file)
+                await self._env.log_rest()
             finally:
                 with anyio.CancelScope(shield=True):
                     await anyio.to_thread.run_sync(write_html, self._path, limiter=_files)
@@ -190,6 +191,7 @@ class Processor:
             await file.append(one, number=number, item=item_id(item))
         self.counters.written += 1
         self._env.curr_step += 1
+        self._env.items_sent_this_step += len(kept)
         await self._env.log_step()
         if self._on_group is not None:
             self._on_group(self.counters)

@@ -163,5 +163,10 @@ async def open_tracker(
 
 
 def _quiet(wandb: Any) -> Any:
-    """Return settings that print nothing and record neither code, git nor console output."""
-    return wandb.Settings(silent=True, console="off", disable_code=True, disable_git=True)
+    """Return settings that print nothing and record neither code, git nor console output.
+
+    Nor the machine and the command line: keys may stand in that (``--openai.api_key``).
+    """
+    return wandb.Settings(
+        silent=True, console="off", disable_code=True, disable_git=True, x_disable_meta=True
+    )

@@ -119,6 +119,7 @@ async def _serve(env: HermesAgentBaseEnv, arguments: argparse.Namespace) -> int:
                     rare_full_collections(),
                 ):
                     await scheduler.run()
+                    await env.log_rest()
                 _report_serve(name, scheduler, api)
     return interruption.exit_code or ExitCode.OK
 

@@ -239,6 +239,41 @@ def test_every_task_set_is_an_environment(tmp_path: Path) -> None:
     assert all(row["scores"] == [1.0, 1.0] for row in rows(tmp_path / "data/terminal-test.jsonl"))
 
 
+def test_wandb_offline_has_figures_and_readable_rollouts_and_no_secret(tmp_path: Path) -> None:
+    secret = "sk-never-to-be-seen"
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "hermes_rl", "process", "terminal-test", "--env.seed", "5"),
+            *("--openai.server_type", "oracle", "--openai.api_key", secret),
+            *("--env.total_steps", "3", "--env.min_items_sent_before_logging", "2"),
+        ],
+        cwd=tmp_path,
+        env={**ENV, "WANDB_MODE": "offline", "OPENAI_API_KEY": secret},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    (log,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
+    recorded = log.read_bytes()
+    for name in ("train/reward_mean", "rollouts/tool_errors", "rollouts/turns", "max_agent_turns"):
+        assert name.encode() in recorded, name
+    tables = [
+        json.loads(path.read_text())
+        for path in tmp_path.glob("wandb/offline-run-*/files/media/table/train/*.table.json")
+    ]
+    shown = [row for table in tables for row in table["data"]]
+    assert len(shown) == 3, "two logged together, the last at the end"
+    for text, score in shown:
+        assert text.startswith("[user]\n")
+        assert "[assistant]\n-> terminal(" in text
+        assert score == 1.0
+    for path in tmp_path.rglob("*"):
+        if path.is_file():
+            assert secret.encode() not in path.read_bytes(), path
+    assert secret not in done.stdout + done.stderr
+
+
 def test_an_unknown_environment_lists_the_nearest(tmp_path: Path) -> None:
     done = hermes("-m", "hermes_rl", "serve", "terminal-tst", cwd=tmp_path)
     assert done.returncode == 2
