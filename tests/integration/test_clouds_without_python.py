@@ -12,7 +12,6 @@ import pytest
 from hermes_rl.errors import CreateError
 from hermes_rl.sandbox import Backend, Capability, Sandbox
 from hermes_rl.testing.sandbox_conformance import (
-    CapabilityConformance,
     CommandConformance,
     TransferConformance,
 )
@@ -43,12 +42,7 @@ def bare_image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield name
 
 
-class BareConformance(
-    WithoutPython,
-    CommandConformance,
-    CapabilityConformance,
-    TransferConformance,
-):
+class BareConformance(WithoutPython, CommandConformance, TransferConformance):
     """The part of the suite that is run in every test; the rest is in ``tests/scale``."""
 
     async def test_there_is_no_python(self, sandbox: Sandbox) -> None:

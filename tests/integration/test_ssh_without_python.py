@@ -13,6 +13,7 @@ import pytest
 
 pytest.importorskip("asyncssh", reason="needs hermes_rl[ssh]")
 
+from hermes_rl.backends import runtime, ssh_host
 from hermes_rl.errors import BackendUnavailable, ConfigError
 from hermes_rl.sandbox import Backend, BackendSettings, Sandbox, SandboxSpec, open_backend
 from hermes_rl.testing.sandbox_conformance import (
@@ -152,3 +153,7 @@ async def test_sandboxes_in_bubblewrap_cannot_write_to_it(sshd: Sshd) -> None:
         assert "x" not in found.text.split()
         assert (await sandbox.exec(f"ls {sshd.sandboxes}", timeout_s=60)).exit_code != 0
         await sandbox.close()
+
+
+def test_what_the_host_runs_finds_its_imports_in_our_interpreter() -> None:
+    assert {"bundle", *ssh_host._MODULES} <= {*runtime.GUESTS, *runtime.PROGRAMS}
