@@ -76,6 +76,7 @@ class Guard:
         become_subreaper()
         make_base(os.path.dirname(self.top))
         os.mkdir(self.top, 0o755)
+        status = None
         try:
             lock = make_lock(self.top, self.plan["labels"])
             self.prepare()
@@ -89,6 +90,9 @@ class Guard:
             status = self.wait(stream)
             kill_again_and_again(self.heirs)
         finally:
+            if self.child and status is None:  # we failed: it may not live without us
+                send_signal(self.child, signal.SIGKILL)
+                kill_again_and_again(self.heirs)
             remove_tree(self.top)
         if self.killed_by_us:
             return EXIT_OVERDUE

@@ -13,6 +13,8 @@ import os
 import time
 from typing import Any
 
+RECORD_BYTES = 4096
+"""Taken at once, so that a disk that is full later has room for more pids."""
 YOUNG_S = 60.0
 """A directory without a lock may be one that is being made."""
 
@@ -41,7 +43,8 @@ def write_record(lock: int, labels: dict[str, str], *pids: int) -> None:
     """Write whose the sandbox is, and its processes with their start times."""
     record = {"labels": labels, "pids": [[pid, start_time(pid)] for pid in pids]}
     data = json.dumps(record).encode()
-    os.pwrite(lock, data.ljust(os.fstat(lock).st_size), 0)
+    size = max(RECORD_BYTES, os.fstat(lock).st_size)
+    os.pwrite(lock, data.ljust(size), 0)
 
 
 def read_record(top: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 import socket
 import subprocess
@@ -18,7 +19,7 @@ from tests.conftest import require
 
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
 PATIENCE_S = 60.0
-GUEST, GUEST_UID = "hermes-guest", 61357
+GUEST = "hermes-guest"
 """A login without rights, which only the server's own /etc/passwd knows."""
 CONFIGURATION = """\
 Port {port}
@@ -59,6 +60,7 @@ class Sshd:
     setup: str = ""
     """Shell commands that come first, in a mount namespace of the server's own."""
     user: str = "root"
+    uid: int = 0
 
     @property
     def key(self) -> Path:
@@ -136,6 +138,12 @@ class Sshd:
             assert time.monotonic() < end
             time.sleep(0.02)
 
+    def processes_of_its_user(self) -> list[str]:
+        """Return the command lines of all that its login has here."""
+        words = ["ps", "-o", "args=", "-u", str(self.uid)]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        return done.stdout.splitlines()
+
     def children(self) -> list[int]:
         """Return the processes of its connections."""
         assert self.process is not None
@@ -151,14 +159,14 @@ class Sshd:
 
 @contextlib.contextmanager
 def running_sshd(
-    directory: Path, extra: str = "", *, setup: str = "", user: str = "root"
+    directory: Path, extra: str = "", *, setup: str = "", user: str = "root", uid: int = 0
 ) -> Iterator[Sshd]:
     """Run a server that lets one key log in; skips where there is none, or no root."""
     require(SSHD is not None, "needs sshd (apt install openssh-server)")
     require(os.getuid() == 0, "needs root, to start sshd")
     Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
     directory.mkdir(parents=True, exist_ok=True)
-    server = Sshd(directory, free_port(), extra=extra, setup=setup, user=user)
+    server = Sshd(directory, free_port(), extra=extra, setup=setup, user=user, uid=uid)
     make_key(directory / "host_key")
     make_key(server.key)
     public = server.key.with_suffix(".pub").read_text()
@@ -184,28 +192,23 @@ def sshd_for_guest(*, disk_mb: int = 0) -> Iterator[Sshd]:
         directory.chmod(0o755)  # pytest's own directories are closed to others
         home = directory / "home"
         home.mkdir()
-        os.chown(home, GUEST_UID, GUEST_UID)
-        line = f"{GUEST}:*:{GUEST_UID}:{GUEST_UID}::{home}:/bin/sh\n"
+        # Of its own: what kills all that a user has must not reach another test's.
+        uid = 30_000 + secrets.randbelow(30_000)
+        os.chown(home, uid, uid)
+        line = f"{GUEST}:*:{uid}:{uid}::{home}:/bin/sh\n"
         users = directory / "passwd"
         users.write_text(Path("/etc/passwd").read_text() + line)
         setup = f"mount --bind {users} /etc/passwd"
         if disk_mb:
-            what = f"size={disk_mb}m,mode=755,uid={GUEST_UID},gid={GUEST_UID}"
+            what = f"size={disk_mb}m,mode=755,uid={uid},gid={uid}"
             setup += f"\nmount -t tmpfs -o {what} tmpfs {home}"
-        with running_sshd(directory, setup=setup, user=GUEST) as server:
+        with running_sshd(directory, setup=setup, user=GUEST, uid=uid) as server:
             yield server
-
-
-def guests() -> list[str]:
-    """Return the command lines of the guest's processes."""
-    words = ["ps", "-o", "args=", "-u", str(GUEST_UID)]
-    return subprocess.run(words, capture_output=True, text=True, check=False).stdout.splitlines()
 
 
 def complaint_of_guest_namespaces() -> str:
     """Return why the guest cannot use bubblewrap, "" if it can."""
-    words = ["setpriv", f"--reuid={GUEST_UID}", "--clear-groups", "bwrap", "--ro-bind", "/", "/"]
-    words += ["--unshare-user", "--unshare-pid", "--proc", "/proc", "true"]
+    words = ["setpriv", "--reuid=65534", "--clear-groups", "unshare", "-Urm", "true"]
     done = subprocess.run(words, check=False, capture_output=True, text=True)
     if done.returncode == 0:
         return ""

@@ -15,7 +15,7 @@ from hermes_rl.sandbox import Capability, Sandbox, SandboxSpec
 from tests.conftest import require
 
 from .bubblewrap_here import complaint_of_bubblewrap
-from .loopback_sshd import Sshd, complaint_of_guest_namespaces, guests, sshd_for_guest
+from .loopback_sshd import Sshd, complaint_of_guest_namespaces, sshd_for_guest
 
 FLOOD_BYTES = 20_000_000
 PATIENCE_S = 60.0
@@ -54,7 +54,7 @@ async def _sandbox(sshd: Sshd, isolation: str) -> AsyncIterator[Sandbox]:
         await sandbox.close()
         assert sshd.left_in_the_end() == []
     with anyio.fail_after(PATIENCE_S):
-        while guests():
+        while sshd.processes_of_its_user():
             await anyio.sleep(0.05)
 
 

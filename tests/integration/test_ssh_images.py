@@ -19,7 +19,6 @@ from tests.conftest import require
 
 from .bubblewrap_here import complaint_of_bubblewrap
 from .loopback_sshd import (
-    GUEST_UID,
     Sshd,
     complaint_of_guest_namespaces,
     running_sshd,
@@ -122,7 +121,7 @@ async def test_a_login_without_rights_runs_images_of_its_own(tmp_path: Path) -> 
     if complaint:
         pytest.skip(complaint)
     with sshd_for_guest() as sshd:
-        image = make_image(sshd.directory / "image", owner=GUEST_UID)
+        image = make_image(sshd.directory / "image", owner=sshd.uid)
         async with opened(sshd, image) as backend:
             await check_that_sandboxes_are_apart(backend, image)
         assert sshd.left_in_the_end() == []
