@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -16,14 +17,17 @@ pytest.importorskip("atroposlib", reason="needs hermes_rl[atropos]")
 
 from tests.integration.real_serve import (
     SLOTS,
+    Group,
     Size,
     check_lengths,
+    check_record,
     check_turns,
     llamacpp_server,
     sequences,
     serve_all,
     stretches,
 )
+from tests.integration.recording_proxy import recording_proxy
 
 
 def _of(name: str, default: int) -> int:
@@ -39,17 +43,10 @@ SIZE = Size(
 )
 
 
-@pytest.mark.scale
-@pytest.mark.real_model
-@pytest.mark.timeout(3600)
-async def test_twenty_groups_of_eight_arrive_whole(tmp_path: Path) -> None:
-    local = ("--openai.server_type", "local", "--openai.slots", str(SLOTS))
-    started_s = time.monotonic()
-    groups = await serve_all(tmp_path, SIZE, *local)
-    spent_s = time.monotonic() - started_s
-    check_lengths(groups, SIZE)
-    with llamacpp_server(SIZE) as url:
-        check_turns(groups, url, SIZE)
+pytestmark = [pytest.mark.scale, pytest.mark.real_model, pytest.mark.timeout(3600)]
+
+
+def report(groups: Sequence[Group], spent_s: float) -> None:
     every = list(sequences(groups))
     sampled = sum(mask != -100 for _, masks, _ in every for mask in masks)
     turns = sum(len(stretches(masks)) for _, masks, _ in every)
@@ -58,3 +55,25 @@ async def test_twenty_groups_of_eight_arrive_whole(tmp_path: Path) -> None:
         f"{sum(len(tokens) for tokens, _, _ in every)} tokens, {sampled} of them sampled, "
         f"none without its logprob"
     )
+
+
+async def test_twenty_groups_of_eight_arrive_whole(tmp_path: Path) -> None:
+    local = ("--openai.server_type", "local", "--openai.slots", str(SLOTS))
+    started_s = time.monotonic()
+    groups = await serve_all(tmp_path, SIZE, *local)
+    report(groups, time.monotonic() - started_s)
+    check_lengths(groups, SIZE)
+    with llamacpp_server(SIZE) as url:
+        check_turns(groups, url, SIZE)
+
+
+async def test_they_are_what_the_server_itself_recorded(tmp_path: Path) -> None:
+    with llamacpp_server(SIZE) as url:
+        async with recording_proxy(url) as proxy:
+            there = ("--openai.server_type", "llamacpp", "--openai.base_url", proxy.url)
+            started_s = time.monotonic()
+            groups = await serve_all(tmp_path, SIZE, *there)
+            report(groups, time.monotonic() - started_s)
+            check_record(groups, proxy.sampled)
+        check_lengths(groups, SIZE)
+        check_turns(groups, url, SIZE)
