@@ -168,14 +168,17 @@ class LocalSession:
                 await sandbox.ready(spec, timeout_s=spec.start_timeout_s)
         except TimeoutError:
             await sandbox.close()
-            raise CreateError(
-                f"The sandbox was not up and healthy within {spec.start_timeout_s:g} s.",
-                backend=self.backend,
-            ) from None
+            raise self._too_slow(spec) from None
         except BaseException:
             await sandbox.close()
             raise
         return sandbox
+
+    def _too_slow(self, spec: SandboxSpec) -> CreateError:
+        return CreateError(
+            f"The sandbox was not up and healthy within {spec.start_timeout_s:g} s.",
+            backend=self.backend,
+        )
 
     async def _boot(self, spec: SandboxSpec) -> LocalSandbox:
         """Make the directories and the keeper; its first word is not yet waited for."""

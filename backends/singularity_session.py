@@ -107,7 +107,6 @@ class SingularitySession(LocalSession):
         image = await self._images.image_for(name, timeout_s=spec.build_timeout_s)
 
         async def fill(sandbox: LocalSandbox) -> None:
-            await sandbox.ready(SandboxSpec(), timeout_s=spec.start_timeout_s)
             if recipe is not None:
                 await recipe.apply(sandbox, threads=self._threads)
             if spec.image_command and image.entrypoint:
@@ -134,10 +133,16 @@ class SingularitySession(LocalSession):
         )
 
     async def _boot(self, spec: SandboxSpec) -> LocalSandbox:
+        """Also wait for its first word: a runtime that starts is several programs at work."""
         sandbox = await super()._boot(spec)
         assert isinstance(sandbox, SingularitySandbox)
         try:
-            await sandbox.send_options(_options_of(spec))
+            with anyio.fail_after(spec.start_timeout_s):
+                await sandbox.send_options(_options_of(spec))
+                await sandbox.ready(SandboxSpec(), timeout_s=spec.start_timeout_s)
+        except TimeoutError:
+            await sandbox.close()
+            raise self._too_slow(spec) from None
         except BaseException:
             await sandbox.close()
             raise
