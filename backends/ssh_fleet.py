@@ -102,16 +102,15 @@ class SSHFleet:
 
     async def _prepare_isolation(self, host: SSHHost, facts: HostFacts) -> HostFacts:
         host.check_bubblewrap(facts)
+        for name in self._images.keys() - facts.images.keys():
+            raise ConfigError(
+                f"{host.address} has no {self._images[name]} with the files of image {name!r}. Put "
+                "them there: docker export of a container of it is a tar archive, or unpack that."
+            )
         facts = await host.bring_runtime(facts)
         await self._try_bubblewrap(host, facts)
-        for name, place in self._images.items():
-            if name not in facts.images:
-                raise ConfigError(
-                    f"{host.address} has no {place} with the files of image {name!r}. Put them "
-                    f"there: docker export of a container of it is a tar archive, or unpack that."
-                )
-            if name in facts.unpacked_later:
-                await host.unpack(place, facts.images[name])
+        for name in facts.unpacked_later:
+            await host.unpack(self._images[name], facts.images[name])
         return facts
 
     async def _try_bubblewrap(self, host: SSHHost, facts: HostFacts) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +13,9 @@ from hermes_rl.sandbox import Backend, BackendSettings, open_backend
 from hermes_rl.testing.sandbox_conformance import SandboxConformance
 from tests.conftest import require
 from tests.integration.bubblewrap_here import complaint_of_bubblewrap
+from tests.integration.image_files import unpacked_image
 from tests.integration.loopback_sshd import Sshd, running_sshd
+from tests.integration.test_terminal_bench_ssh import check_tiny_tasks
 
 
 @pytest.fixture(scope="module")
@@ -20,6 +23,17 @@ def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
     with running_sshd(tmp_path_factory.mktemp("sshd")) as server:
         yield server
         assert server.left_in_the_end() == []
+
+
+@pytest.mark.scale
+@pytest.mark.docker
+async def test_tiny_tasks_are_failed_by_who_does_nothing(
+    docker_image: str, sshd: Sshd, tmp_path: Path
+) -> None:
+    complaint = complaint_of_bubblewrap()
+    require(not complaint, complaint)
+    with unpacked_image(docker_image, tmp_path) as files:
+        await check_tiny_tasks("nop", sshd, files, tmp_path)
 
 
 @pytest.mark.scale
