@@ -23,8 +23,8 @@ from hermes_rl.errors import (
 __all__ = ["TABLE", "Row", "last_complaint", "singularity_error"]
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-_FATAL = ("FATAL:", "ERROR:", "Error for command")
-_CHATTER = ("INFO:", "WARNING:", "VERBOSE:", "DEBUG:")
+_FATAL = re.compile(r"(FATAL|ERROR) *:|Error for command")
+_CHATTER = re.compile(r"(INFO|WARNING|VERBOSE|DEBUG) *:")
 
 Make = Callable[[str], SandboxError]
 
@@ -143,8 +143,8 @@ def last_complaint(stderr: bytes) -> str:
     """Return the last line that is no chatter, without colours and level; "" if there is none."""
     text = _COLOURS.sub("", stderr.decode("utf-8", "replace"))
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    fatal = [line for line in lines if line.startswith(_FATAL)]
-    telling = fatal or [line for line in lines if not line.startswith(_CHATTER)] or lines
+    fatal = [line for line in lines if _FATAL.match(line)]
+    telling = fatal or [line for line in lines if not _CHATTER.match(line)] or lines
     last = telling[-1] if telling else ""
     return re.sub(r"^(FATAL|ERROR) *: *", "", last)[:1000]
 

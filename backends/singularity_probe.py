@@ -94,7 +94,7 @@ def probe(program: Program, runtime: Runtime, mode: UserMode) -> Findings:
     """Try until something works. Blocking; takes about a second.
 
     Raises:
-        BackendUnavailable: Nothing does; says what the first way said.
+        BackendUnavailable: Nothing does; says what each way said.
     """
     with empty_image() as image:
         return _Probe(program, runtime, image).run(mode)
@@ -135,8 +135,9 @@ class _Probe:
                 complaints.append(error)
                 continue
             return self._findings(confinement, facts)
+        told = " ".join(dict.fromkeys(map(str, complaints)))
         raise BackendUnavailable(
-            f"{self._program} starts no container here. {complaints[0]}", backend="singularity"
+            f"{self._program} starts no container here. {told}", backend="singularity"
         )
 
     def _findings(self, confinement: Confinement, facts: _Facts) -> Findings:

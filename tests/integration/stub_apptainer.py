@@ -8,6 +8,7 @@ run it runs for real, in bubblewrap, over the image's files. WORLD is a director
 
     calls.jsonl   every command line, and the names of the variables it was called with
     registry/     the images that can be fetched, each a directory with an ``oci.json`` beside it
+    no_namespaces if there is such a file, user namespaces are disabled
     limits        if there is such a file, containers can be limited
     slow          if there is such a file, fetching takes for ever
 
@@ -38,6 +39,12 @@ LIMITS = {"--cpus", "--memory", "--pids-limit"}
 NO_ROOT = (
     "ERROR  : Requesting capability set 0x000001ffffffffff while permitted capability set is "
     "0x000001fffeffffff"
+)
+NO_NAMESPACES = (
+    "INFO   : A system administrator may need to enable user namespaces, install\n"
+    "INFO   :   apptainer-suid, or compile with ./mconfig --with-suid\n"
+    "ERROR  : Failed to create user namespace: maximum number of user namespaces exceeded, check "
+    "/proc/sys/user/max_user_namespaces"
 )
 NO_LIMITS = (
     "container creation failed: while applying cgroups config: cannot use cgroups - cannot use "
@@ -86,6 +93,9 @@ def check(world: Path, options: dict[str, list[str]]) -> None:
             fatal(f"stub: {needed} is missing, the sandbox would not be one", 3)
     if os.geteuid() == 0 and not {"--userns", "--fakeroot"} & options.keys():
         sys.stderr.write(f"{NO_ROOT}\n")
+        sys.exit(1)
+    if (world / "no_namespaces").exists():
+        sys.stderr.write(f"{NO_NAMESPACES}\n")
         sys.exit(1)
     if LIMITS & options.keys() and not (world / "limits").exists():
         fatal(NO_LIMITS)

@@ -317,6 +317,11 @@ async def test_the_doctor_says_what_works_and_what_does_not(world: World, tmp_pa
     assert done.returncode == 0, done.stdout
     for told in (f"apptainer 1.4, {world.bin}/apptainer", "memory_limit: not here"):
         assert told in done.stdout
+    (world.directory / "no_namespaces").touch()
+    done = await anyio.to_thread.run_sync(lambda: run(tmp_path, "doctor", "singularity"))
+    assert done.returncode != 0
+    assert "user.max_user_namespaces" in done.stdout
+    assert "apptainer-suid" in done.stdout
     (world.directory / "version").write_text("apptainer version 1.0.3")
     done = await anyio.to_thread.run_sync(lambda: run(tmp_path, "doctor", "singularity"))
     assert done.returncode != 0

@@ -32,8 +32,9 @@ CASES: list[tuple[int, str, type[SandboxError], str]] = [
     ),
     (
         3,
-        "ERROR  : Could not write info to setgroups: maximum number of user namespaces exceeded, "
-        "check /proc/sys/user/max_user_namespaces",
+        "INFO   : A system administrator may need to enable user namespaces, install\n"
+        "\x1b[91mERROR  : Failed to create user namespace: maximum number of user namespaces "
+        "exceeded, check /proc/sys/user/max_user_namespaces\n\x1b[0m",
         BackendUnavailable,
         "user.max_user_namespaces",
     ),
@@ -110,6 +111,8 @@ def test_every_row_has_a_case() -> None:
 def test_the_complaint_is_the_fatal_line_without_colours_and_chatter() -> None:
     said = b"INFO:    Starting\n\x1b[31mFATAL:   it broke\x1b[0m\nWARNING: and more\n\n"
     assert last_complaint(said) == "it broke"
+    padded = b"ERROR  : it broke\nINFO   : ask someone\nand this\n"
+    assert last_complaint(padded) == "it broke"
     assert last_complaint(b"WARNING: only this\n") == "WARNING: only this"
     assert last_complaint(b"") == ""
 
