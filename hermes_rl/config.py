@@ -68,6 +68,14 @@ class ProcessesAtReward(enum.StrEnum):
     KILL = "kill"
 
 
+def _port_is_sound(url: str) -> bool:
+    """Say whether host and port of an address can be read."""
+    try:
+        return urlsplit(url).port != 0
+    except ValueError:
+        return False
+
+
 def _holds(annotation: object, kind: type) -> bool:
     """Say whether an annotation is ``kind``, parametrised or not, or a union with it."""
     origin = typing.get_origin(annotation) or annotation
@@ -178,12 +186,8 @@ class ServerConfig(ConfigModel):
     @field_validator("base_url")
     @classmethod
     def _is_address(cls, value: str | None) -> str | None:
-        try:
-            port = urlsplit(value or "").port  # Its numbers are read only here.
-        except ValueError as error:
-            raise ValueError(f"is not an address: {error}") from None
-        if port == 0:
-            raise ValueError("is not an address: port 0")
+        if value is not None and not _port_is_sound(value):
+            raise ValueError("is not an address such as http://127.0.0.1:8000/v1")
         return value
 
     @field_validator("api_key", "base_url", mode="before")
@@ -397,6 +401,13 @@ class TrainingFields(ConfigModel):
         least, greatest = _ATROPOS_RANGES[info.field_name or ""]
         if value is not None and not least <= value <= greatest:
             raise ValueError(f"must lie between {least} and {greatest}")
+        return value
+
+    @field_validator("rollout_server_url", check_fields=False)
+    @classmethod
+    def _is_trajectory_api(cls, value: str) -> str:
+        if not value.startswith(("http://", "https://")) or not _port_is_sound(value):
+            raise ValueError("must be an address such as http://localhost:8000")
         return value
 
     @field_validator("max_num_workers", check_fields=False)

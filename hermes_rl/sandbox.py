@@ -25,7 +25,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self, runtime_checkable
 
-from hermes_rl.errors import ConfigError, UnknownName
+from hermes_rl.errors import UnknownName
+from hermes_rl.plugins import load_plugin
 
 __all__ = [
     "DEFAULT_MAX_OUTPUT_BYTES",
@@ -575,11 +576,5 @@ def open_backend(name: str, settings: BackendSettings) -> Backend:
     points = _registered()
     if name not in points:
         raise UnknownName.of("terminal backend", name, points)
-    try:
-        factory: BackendFactory = points[name].load()
-    except ImportError as error:
-        raise ConfigError(
-            f"Backend {name!r} cannot be imported ({error}). Install it: "
-            f"pip install 'hermes_rl[{name}]'"
-        ) from error
+    factory: BackendFactory = load_plugin(points[name], "Backend")
     return factory(settings)

@@ -12,6 +12,7 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 
 from hermes_rl.errors import UnknownName
+from hermes_rl.plugins import load_plugin
 from hermes_rl.types import ToolCallParser
 
 __all__ = ["get_parser", "list_parsers"]
@@ -28,11 +29,12 @@ def get_parser(name: str) -> ToolCallParser:
 
     Raises:
         UnknownName: No such parser; lists the names and the nearest.
+        ConfigError: It cannot be imported.
     """
     points = _points()
     if name not in points:
         raise UnknownName.of("tool-call parser", name, points)
-    parser: ToolCallParser = points[name].load()()
+    parser: ToolCallParser = load_plugin(points[name], "Tool-call parser")()
     return parser
 
 

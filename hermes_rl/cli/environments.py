@@ -18,7 +18,8 @@ from hermes_rl.atropos.old_names import install_old_names
 from hermes_rl.atropos.task_set_env import environment_from
 from hermes_rl.cli.environment import GROUP
 from hermes_rl.cli.task_sets import failure_text, find_tasks, task_set_names
-from hermes_rl.errors import ConfigError, HermesRLError, TaskError, UnknownName
+from hermes_rl.errors import HermesRLError, TaskError, UnknownName
+from hermes_rl.plugins import load_plugin
 
 __all__ = ["environment_names", "find_environment"]
 
@@ -41,10 +42,7 @@ def find_environment(spec: str) -> type[HermesAgentBaseEnv]:
     """
     points = _registered()
     if spec in points:
-        try:
-            loaded: type[HermesAgentBaseEnv] = points[spec].load()
-        except ImportError as error:
-            raise ConfigError(f"Environment {spec!r} cannot be imported: {error}") from error
+        loaded: type[HermesAgentBaseEnv] = load_plugin(points[spec], "Environment")
         return loaded
     path, _, name = spec.partition(".py")
     if ".py" in spec and name[:1] in ("", ":"):

@@ -41,6 +41,9 @@ def run(arguments: argparse.Namespace, flags: Sequence[Flag]) -> int:
                 count += 1
     except FileExistsError:
         raise ConfigError(f"{arguments.output} exists; name another file.") from None
+    except OSError as error:
+        arguments.output.unlink(missing_ok=True)
+        raise ConfigError(f"{arguments.output} cannot be written: {error.strerror}.") from error
     except BaseException:
         arguments.output.unlink(missing_ok=True)
         raise

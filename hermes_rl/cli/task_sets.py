@@ -25,7 +25,8 @@ from hermes_rl.benchmarks.task_directory import TaskDirectory
 from hermes_rl.config import ConfigModel, EnvConfig, ServerConfig
 from hermes_rl.config_layers import layer_of_models
 from hermes_rl.config_sources import Layer
-from hermes_rl.errors import ConfigError, TaskError, UnknownName
+from hermes_rl.errors import TaskError, UnknownName
+from hermes_rl.plugins import load_plugin
 from hermes_rl.task_selection import failure_text
 from hermes_rl.tasks import TaskSet
 
@@ -97,10 +98,7 @@ def find_tasks(spec: str) -> TaskSource:
         return _from_file(Path(path), name)
     points = _registered()
     if spec in points:
-        try:
-            return _source(spec, points[spec].load())
-        except ImportError as error:
-            raise ConfigError(f"Task set {spec!r} cannot be imported: {error}") from error
+        return _source(spec, load_plugin(points[spec], "Task set"))
     if Path(spec).is_dir():
         folder = Path(spec).resolve()
         return TaskSource(spec=str(folder), factory=partial(TaskDirectory, folder))

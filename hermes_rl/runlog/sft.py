@@ -101,9 +101,17 @@ def _of_groups(path: Path) -> Iterator[JSONObject]:
         with path.open("rb") as file:
             for number, line in enumerate(file, 1):
                 if line.endswith(b"\n"):
-                    yield from _of_group(_decoded(path, number, line))
+                    yield from _rows_of(path, number, line)
     except OSError as error:
         raise RunLogError(f"{path} cannot be read: {error.strerror}.") from error
+
+
+def _rows_of(path: Path, number: int, line: bytes) -> list[JSONObject]:
+    group = _decoded(path, number, line)
+    try:
+        return list(_of_group(group))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise RunLogError(f"{path}, line {number} is not as 'process' writes it.") from error
 
 
 def _decoded(path: Path, number: int, line: bytes) -> JSONObject:
@@ -111,8 +119,15 @@ def _decoded(path: Path, number: int, line: bytes) -> JSONObject:
         group: JSONObject = orjson.loads(line)
     except orjson.JSONDecodeError as error:
         raise RunLogError(f"{path}, line {number} is no JSON: {error}") from error
-    if not isinstance(group, dict) or not isinstance(group.get("messages"), list):
-        raise RunLogError(f"{path}, line {number} holds no messages; is it a file of 'process'?")
+    values: JSONObject = group if isinstance(group, dict) else {}
+    sizes = [
+        len(values[key]) for key in ("messages", "scores") if isinstance(values.get(key), list)
+    ]
+    if len(sizes) != 2 or sizes[0] != sizes[1]:
+        raise RunLogError(
+            f"{path}, line {number} holds no messages with scores; is it a file of 'process', "
+            "with include_messages?"
+        )
     return group
 
 

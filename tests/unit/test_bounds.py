@@ -51,6 +51,8 @@ def test_no_field_takes_a_number_that_cannot_be_written(name: str, value: str) -
             "env.extra_body .*more than 64 levels deep",
         ),
         (["--env.extra_body", '{"a":' * 3000 + "1" + "}" * 3000], "extra_body wants a JSON object"),
+        (["--env.rollout_server_url", "nonsense"], "rollout_server_url .*http://localhost:8000"),
+        (["--env.rollout_server_url", "http://h:99999"], "rollout_server_url .*such as http"),
         (["--openai.timeout", "1e9"], "openai.0.timeout"),
         (["--openai.api_key", "\udcff"], "openai.0.api_key .*not valid UTF-8.$"),
     ],
