@@ -47,15 +47,18 @@ def environment_class(spec: str) -> type[HermesAgentBaseEnv]:
 def environment_of(spec: str) -> type[HermesAgentBaseEnv] | None:
     """Return the environment that ``evaluate`` was given; None if it was given tasks.
 
-    A name that is in both groups is a task set, and a file without a class is an environment's.
+    A name that is in both groups is a task set. A file without a class is an environment's, if
+    there can be one: without atroposlib there cannot.
 
     Raises:
-        MissingExtra: It is an environment, and atroposlib is not installed.
+        MissingExtra: It is a registered environment, and atroposlib is not installed.
         TaskError: The file cannot be imported, or holds no environment.
     """
     if spec in task_set_names():
         return None
-    if spec.endswith(".py") or spec in {point.name for point in entry_points(group=GROUP)}:
+    if spec in {point.name for point in entry_points(group=GROUP)}:
+        return environment_class(spec)
+    if spec.endswith(".py") and importlib.util.find_spec("atroposlib") is not None:
         return environment_class(spec)
     _quieten_transformers()
     found = class_in_file(spec)

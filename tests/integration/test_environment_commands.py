@@ -117,6 +117,20 @@ def test_the_same_by_flag_and_with_a_field_of_its_own_from_yaml(tmp_path: Path) 
     assert "good day" in json.dumps(row["messages"])
 
 
+def test_with_await_it_needs_no_flag(tmp_path: Path) -> None:
+    path = Path(old_file(tmp_path, sync=False))
+    awaited = path.read_text().replace("        ctx.", "        await ctx.")
+    path.write_text(awaited.replace("= ctx.", "= await ctx."))
+    assert path.read_text().count("await ctx.") == 3
+    done = hermes(
+        "-m", "hermes_rl", "process", str(path),
+        "--env.total_steps", "2", "--openai.server_type", "nop",
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert [row["scores"] for row in rows(tmp_path / "data/old-env.jsonl")] == [[1.0]] * 2
+
+
 def test_a_forgotten_await_is_an_error_with_the_line_to_fix(tmp_path: Path) -> None:
     done = hermes(
         "-m", "hermes_rl", "process", old_file(tmp_path, sync=False),

@@ -106,7 +106,7 @@ class SweTask:
                 raise ConfigError(
                     f"The sandbox has no {tool} that works, and {self.language.title} tasks need "
                     "it: give an image that has it (--env.terminal_image), or another "
-                    f"--env.language. {answer['output'].strip()[-200:]}"
+                    f"--env.language. {answer['output'].strip()[:SHOWN_CHARACTERS]}".strip()
                 )
         needed = self.language.needs(self.test)
         if needed and (await ctx.terminal(needed[1]))["exit_code"]:
