@@ -55,7 +55,7 @@ def _from_task_set(spec: str, points: dict[str, EntryPoint]) -> type[HermesAgent
         source = find_tasks(spec)
     except UnknownName as error:
         raise UnknownName.of("environment", spec, {*points, *task_set_names()}) from error
-    name = Path(spec).name
+    name = Path(spec.rpartition(".py:")[2]).name
     return environment_from(lambda env: source.make(env.config), name=name)
 
 

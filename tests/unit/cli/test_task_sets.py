@@ -137,3 +137,11 @@ def test_terminal_test_is_registered() -> None:
 
 def test_a_directory_is_a_task_set_named_after_it(tmp_path: Path) -> None:
     assert find_tasks(str(tmp_path)).make(EnvConfig()).name == tmp_path.name
+
+
+def test_an_environment_of_a_class_in_a_file_has_the_class_name(module: Path) -> None:
+    pytest.importorskip("atroposlib", reason="needs hermes_rl[atropos]")
+    from hermes_rl.cli.environments import find_environment
+
+    assert find_environment(f"{module}:Many").name == "Many"
+    assert find_environment("terminal-bench-2").name == "terminal-bench-2"
