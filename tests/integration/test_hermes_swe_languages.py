@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 import anyio
 import pytest
@@ -39,12 +40,18 @@ class Commands:
         return ScriptedModel(replay([call("terminal", {"command": command})]))
 
 
-def works(language: Language) -> bool:
-    """Say whether every tool of a language is here and answers."""
+def works(language: Language, home: Path) -> bool:
+    """Say whether every tool of a language answers, for a user whose home is empty as theirs."""
+    environment = {**os.environ, "HOME": str(home)}
     for question in language.tools.values():
-        with suppress(OSError, subprocess.TimeoutExpired):
-            if subprocess.run(question, shell=True, capture_output=True, timeout=60).returncode:
-                return False
+        try:
+            asked = subprocess.run(
+                question, shell=True, capture_output=True, timeout=60, env=environment, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return False
+        if asked.returncode:
+            return False
     return True
 
 
@@ -67,9 +74,9 @@ async def outcomes(language: str, commands: Mapping[str, str]) -> dict[str, Roll
 
 
 @pytest.mark.parametrize("name", LANGUAGES)
-async def test_rewards_are_what_the_hidden_tests_say(name: str) -> None:
+async def test_rewards_are_what_the_hidden_tests_say(name: str, tmp_path: Path) -> None:
     language, sample = LANGUAGES[name], SAMPLES[name]
-    if not works(language):
+    if not works(language, tmp_path):
         pytest.skip(f"needs {', '.join(language.tools)}")
     task = swe_task(sample.row, 0)
     assert task.reference is not None
@@ -100,9 +107,7 @@ async def test_rewards_are_what_the_hidden_tests_say(name: str) -> None:
     }, {name: result.reward for name, result in results.items()}
 
 
-async def test_a_sandbox_without_the_tools_stops_the_run_before_the_model_is_asked(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_sandbox_without_the_tools_stops_the_run_before_the_model_is_asked() -> None:
     tools = {"no-such-compiler": "no-such-compiler --version"}
     lacking = replace(LANGUAGES["python"], tools=tools)
     task = replace(swe_task(SAMPLES["python"].row, 0), language=lacking)
