@@ -29,7 +29,9 @@ TABLE = "files"
 
 SCRIPT = r"""
 say() { printf '%s\n' "$*"; }
-end() { say "$@"; exit 3; }
+scratch=
+clean() { [ -z "$scratch" ] || rm -rf "$scratch"; }
+end() { clean; say "$@"; exit 3; }
 lacking=
 for tool in $tools; do
   command -v "$tool" >/dev/null 2>&1 || lacking="$lacking $tool"
@@ -60,8 +62,8 @@ is_usable() {
   return 1
 }
 
-scratch= refused= chosen=
-trap '[ -z "$scratch" ] || rm -rf "$scratch"' EXIT
+refused= chosen=
+trap clean EXIT
 trap 'exit 1' HUP INT PIPE TERM
 for base in "$@"; do
   case $base in
@@ -126,7 +128,7 @@ if ! is_whole "$target"; then
   fi
   [ "$code" = 0 ] || end "broken $code"
 fi
-rm -rf "$scratch"
+clean
 scratch=
 touch "$target"
 say "done $target"

@@ -11,10 +11,7 @@ import pytest
 
 from hermes_rl.errors import CreateError
 from hermes_rl.sandbox import Backend, Capability, Sandbox
-from hermes_rl.testing.sandbox_conformance import (
-    CommandConformance,
-    TransferConformance,
-)
+from hermes_rl.testing.sandbox_conformance import CommandConformance
 from tests.conftest import require
 
 from .bare_images import LAUNCHER, built_image, python_to_copy
@@ -42,7 +39,7 @@ def bare_image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield name
 
 
-class BareConformance(WithoutPython, CommandConformance, TransferConformance):
+class BareConformance(WithoutPython, CommandConformance):
     """The part of the suite that is run in every test; the rest is in ``tests/scale``."""
 
     async def test_there_is_no_python(self, sandbox: Sandbox) -> None:
