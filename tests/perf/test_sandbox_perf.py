@@ -53,6 +53,7 @@ COMMANDS_PER_ROUND = 12
 PEER_ROUNDS = 5
 PEER_COMMANDS = 8
 MANY_BOXES = 50
+THROUGHPUT_ROUNDS = 3
 BUSY_BOXES = 100
 STARTED_PER_ROUND = 12
 START_ROUNDS = 3
@@ -236,15 +237,27 @@ async def test_throughput_and_lag_with_many_boxes(cache_dir: Path, row: Row) -> 
     async with _backend(cache_dir) as backend:
         boxes = await _boxes(backend, BUSY_BOXES)
         few = boxes[:MANY_BOXES]
-        ours = await _throughput([_own(box) for box in few], 20)
-        cli = await _throughput([_cli(box) for box in few], 2)
+        await _throughput([_own(box) for box in boxes], 2)
+        pairs = [
+            (
+                await _throughput([_own(box) for box in few], 10),
+                await _throughput([_cli(box) for box in few], 1),
+            )
+            for _ in range(THROUGHPUT_ROUNDS)
+        ]
         rounds = [await _lag_while_busy(boxes) for _ in range(LAG_ROUNDS)]
     lag, idle, rate = sorted(rounds, key=lambda each: each[0] - each[1])[LAG_ROUNDS // 2]
+    ours, cli = (statistics.median(column) for column in zip(*pairs, strict=True))
+    ratio = statistics.median(own / other for own, other in pairs)
     row(f"{MANY_BOXES} boxes, docker exec", f"{cli:.0f} commands/s")
-    row(f"{MANY_BOXES} boxes, hermes_rl", f"{ours:.0f} commands/s", ">= 10 x docker exec")
+    row(
+        f"{MANY_BOXES} boxes, hermes_rl",
+        f"{ours:.0f} commands/s, x {ratio:.1f}",
+        ">= 10 x docker exec",
+    )
     row(f"{BUSY_BOXES} busy boxes", f"{rate:.0f} commands/s")
     row("loop lag p99, busy / idle control", f"{lag:.1f} / {idle:.1f} ms", "<= idle + 10 ms")
-    assert ours >= 10 * cli
+    assert ratio >= 10
     assert lag <= idle + 10
 
 
