@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -203,6 +204,7 @@ def new_run_directory(env: EnvConfig, name: str, now: datetime) -> Path:
     """Return the configured run directory, or one below ``runs`` that does not exist yet."""
     if env.data_dir_to_save_evals:
         return Path(env.data_dir_to_save_evals)
-    stem = f"{name}-{now:%Y%m%d-%H%M%S}"
+    plain = re.sub(r"[^\w.-]+", "-", name).strip("-.") or "tasks"
+    stem = f"{plain}-{now:%Y%m%d-%H%M%S}"
     candidates = [RUNS / stem, *(RUNS / f"{stem}-{number}" for number in range(2, 100))]
     return next(path for path in candidates if not path.exists())

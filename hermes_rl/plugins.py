@@ -23,7 +23,7 @@ def load_plugin(point: EntryPoint, kind: str) -> Any:
     """
     try:
         return point.load()
-    except Exception as error:  # the author's code, which may raise anything
+    except (Exception, SystemExit) as error:  # the author's code may raise anything
         hint = ""
         if isinstance(error, ImportError) and point.value.startswith("hermes_rl."):
             hint = f" Install it: pip install 'hermes_rl[{point.name}]'"

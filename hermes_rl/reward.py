@@ -53,15 +53,18 @@ async def score(
         threads: Limits the threads that blocking code runs in.
 
     Raises:
-        RewardError: A call of the context was never awaited.
+        RewardError: A call of the context was never awaited, or the code called ``sys.exit``.
         TaskError: The reward is no finite number.
         Exception: Whatever the code raises.
     """
-    if sync_reward or task.sync_reward or blocks(reward):
-        value = await run_sync_reward(partial(reward, result), context, limiter=threads)
-    else:
-        value = await reward(result, context)
-        pending = context.pending()
-        if pending:
-            raise RewardError("; ".join(pending))
+    try:
+        if sync_reward or task.sync_reward or blocks(reward):
+            value = await run_sync_reward(partial(reward, result), context, limiter=threads)
+        else:
+            value = await reward(result, context)
+            pending = context.pending()
+            if pending:
+                raise RewardError("; ".join(pending))
+    except SystemExit as error:  # It would end the whole program, other rollouts included.
+        raise RewardError(f"The reward code called sys.exit({error.code!r}).") from error
     return normalise_reward(cast("float | Reward", value), task.id)

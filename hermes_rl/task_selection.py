@@ -99,7 +99,7 @@ async def _load(task_set: TaskSet) -> list[Task]:
         return [*error.tasks, *error.malformed]
     except HermesRLError:
         raise
-    except Exception as error:  # the author's code, which may raise anything
+    except (Exception, SystemExit) as error:  # the author's code may raise anything
         message = f"load() of {task_set.name} failed: {failure_text(error)}"
         raise TaskError(message) from error
 

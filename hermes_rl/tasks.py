@@ -178,15 +178,19 @@ def describe(task: Task) -> TaskDescription:
         raise TaskError(f"{task!r} needs an 'id': a non-empty string, unique in its task set.")
     if not prompt:
         raise TaskError(f"Task {task.id!r} has no prompt.")
+    messages: tuple[Message, ...] = (
+        ({"role": "user", "content": prompt},) if isinstance(prompt, str) else tuple(prompt)
+    )
     deadlines = getattr(task, "deadlines", None) or Deadlines()
     sandbox = getattr(task, "sandbox", None) or SandboxSpec()
     metadata = getattr(task, "metadata", None) or {}
     _check_limits(task.id, deadlines, sandbox)
+    if not all(isinstance(message, Mapping) for message in messages):
+        raise TaskError(f"Task {task.id!r}: its prompt must be text or a list of messages (dicts).")
+    if not all(isinstance(key, str) for key in metadata):
+        raise TaskError(f"Task {task.id!r}: the names in its metadata must be text.")
     if (fault := value_fault([task.id, prompt, metadata])) is not None:
         raise TaskError(f"Task {task.id!a}: its id, prompt or metadata {fault}.")
-    messages: tuple[Message, ...] = (
-        ({"role": "user", "content": prompt},) if isinstance(prompt, str) else tuple(prompt)
-    )
     return TaskDescription(
         id=task.id,
         messages=messages,

@@ -105,7 +105,7 @@ def _import(path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except HermesRLError:
         raise
-    except Exception as error:  # the author's code, which may raise anything
+    except (Exception, SystemExit) as error:  # the author's code may raise anything
         del sys.modules[name]
         raise TaskError(f"{path} cannot be imported: {failure_text(error)}") from error
     return module

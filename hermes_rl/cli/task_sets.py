@@ -63,7 +63,7 @@ class TaskSource:
         try:
             named = inspect.signature(self.factory).parameters
             made = self.factory(**{name: values[name] for name in named if name in values})
-        except Exception as error:  # the author's code, which may raise anything
+        except (Exception, SystemExit) as error:  # the author's code may raise anything
             raise TaskError(f"{self.spec} cannot be made: {failure_text(error)}") from error
         if not callable(getattr(made, "load", None)):
             raise TaskError(
@@ -124,7 +124,7 @@ def _init_layer(spec: str, factory: Callable[..., Any]) -> Layer:
         return Layer(source=source)
     try:
         made = init()
-    except Exception as error:  # the author's code, which may raise anything
+    except (Exception, SystemExit) as error:  # the author's code may raise anything
         raise TaskError(f"{source} failed: {failure_text(error)}") from error
     env, servers = made if isinstance(made, tuple) else (made, [])
     if isinstance(servers, ServerConfig):
@@ -173,7 +173,7 @@ def _import(path: Path) -> ModuleType:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # the author's code, which may raise anything
+    except (Exception, SystemExit) as error:  # the author's code may raise anything
         del sys.modules[name]
         raise TaskError(f"{path} cannot be imported: {failure_text(error)}") from error
     _imported[stamp] = module

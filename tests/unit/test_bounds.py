@@ -128,6 +128,8 @@ class Limited:
         (Limited(sandbox=SandboxSpec(memory_mb=10**12)), "sandbox.memory_mb"),
         (Limited(sandbox=SandboxSpec(cpus=0)), "sandbox.cpus is 0"),
         (Limited(metadata={"seed": 10**30}), "metadata lies outside"),
+        (Limited(metadata={3: 1}), "the names in its metadata must be text"),  # type: ignore[dict-item]
+        (Limited(prompt=[3]), "must be text or a list of messages"),  # type: ignore[arg-type]
         (Limited(prompt="\udcff"), "prompt or metadata holds text that is not valid UTF-8"),
     ],
 )

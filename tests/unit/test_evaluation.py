@@ -417,3 +417,18 @@ def test_a_new_run_never_lands_in_an_old_directory(
     assert new_run_directory(CONFIG, "demo", now) == Path("runs/demo-20260102-030405-2")
     chosen_one = CONFIG.model_copy(update={"data_dir_to_save_evals": "here"})
     assert new_run_directory(chosen_one, "demo", now) == Path("here")
+
+
+@pytest.mark.parametrize(
+    ("name", "folder"),
+    [
+        ("terminal-bench-2", "terminal-bench-2"),
+        ("a/b c\n", "a-b-c"),
+        ("../..", "tasks"),
+        ("été", "été"),
+    ],
+)
+def test_a_run_directory_is_one_folder_whatever_the_task_sets_name(name: str, folder: str) -> None:
+    now = datetime(2026, 1, 2, 3, 4, 5)
+    path = new_run_directory(EnvConfig(), name, now)
+    assert path == Path("runs") / f"{folder}-20260102-030405"

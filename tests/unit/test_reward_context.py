@@ -58,6 +58,21 @@ async def test_test_timeout_caps_the_rewards_work_but_not_its_margin(
     assert seen == [limit_s]
 
 
+async def _exits(result: Any, ctx: ToolContext) -> float:
+    raise SystemExit(9)
+
+
+def _exits_in_a_thread(result: Any, ctx: Any) -> float:
+    raise SystemExit(9)
+
+
+@pytest.mark.parametrize("reward", [_exits, _exits_in_a_thread])
+async def test_reward_code_that_exits_ends_its_rollout_only(reward: Any) -> None:
+    result = await outcome(FakeTask(reward=reward))
+    assert result.status == "errored"
+    assert "called sys.exit(9)" in str(result.failure)
+
+
 async def test_artifacts_go_where_the_engine_was_told(tmp_path: Path) -> None:
     seen = []
 

@@ -139,6 +139,16 @@ def test_a_directory_is_a_task_set_named_after_it(tmp_path: Path) -> None:
     assert find_tasks(str(tmp_path)).make(EnvConfig()).name == tmp_path.name
 
 
+@pytest.mark.parametrize(
+    "source", ["import sys\nsys.exit(3)", "def Many(seed=0):\n    raise SystemExit(3)"]
+)
+def test_a_file_that_exits_is_an_error_that_says_so(tmp_path: Path, source: str) -> None:
+    path = tmp_path / "exits.py"
+    path.write_text(source)
+    with pytest.raises(TaskError, match=r"SystemExit: 3"):
+        find_tasks(f"{path}:Many").make(EnvConfig())
+
+
 def test_an_environment_of_a_class_in_a_file_has_the_class_name(module: Path) -> None:
     pytest.importorskip("atroposlib", reason="needs hermes_rl[atropos]")
     from hermes_rl.cli.environments import find_environment
