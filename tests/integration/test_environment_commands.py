@@ -15,6 +15,8 @@ import pytest
 
 pytest.importorskip("atroposlib", reason="needs hermes_rl[atropos]")
 
+pytestmark = pytest.mark.timeout(300)
+
 ROOT = Path(__file__).parents[2]
 ENV = {
     **os.environ,
@@ -225,15 +227,13 @@ def test_ctrl_c_keeps_whole_lines_and_resume_finishes(tmp_path: Path) -> None:
         sys.executable, str(ROOT / "tests/integration/greeting_env.py"), "process",
         "--env.total_steps", "400", "--env.max_num_workers", "2",
     ]  # fmt: skip
-    process = subprocess.Popen(words, cwd=tmp_path, env=ENV, stderr=subprocess.PIPE)
+    process = subprocess.Popen(words, cwd=tmp_path, env=ENV, stderr=subprocess.DEVNULL)
     path = tmp_path / "data/greeting.jsonl"
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and not (path.exists() and path.stat().st_size > 2000):
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=20) == 130
-    assert process.stderr is not None
-    process.stderr.close()
+    assert process.wait(timeout=90) == 130
     before = len(rows(path))
     assert 0 < before < 400
     total = str(before + 5)
