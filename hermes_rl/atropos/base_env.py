@@ -21,19 +21,16 @@ from __future__ import annotations
 
 import itertools
 import logging
-import statistics
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
 from typing import Any, ClassVar
 
 import anyio
 import anyio.to_thread
-import orjson
-from atroposlib.envs.base import BaseEnv
 
 from hermes_rl.atropos.config import HermesAgentEnvConfig
+from hermes_rl.atropos.environment_log import EnvironmentLog
 from hermes_rl.atropos.evaluating import (
     eval_metrics,
     evaluate_items,
@@ -44,18 +41,16 @@ from hermes_rl.atropos.group_members import GroupMembers
 from hermes_rl.atropos.group_state import GroupState, current_group, group_scope
 from hermes_rl.atropos.groups import merge_items, to_item
 from hermes_rl.atropos.item_task import ItemTask
-from hermes_rl.atropos.packing import listed, packed
+from hermes_rl.atropos.packing import has_own_hook, listed, packed
 from hermes_rl.atropos.refused import Refused
 from hermes_rl.atropos.scoring import Tokenizer, scored_sequence
 from hermes_rl.atropos.servers import ServerAdapter, server_configs_of
-from hermes_rl.atropos.tracking import Tracker, readable
 from hermes_rl.config import ServerConfig
 from hermes_rl.engine import RolloutEngine
 from hermes_rl.errors import ConfigError
 from hermes_rl.evaluation import OnProgress
 from hermes_rl.plan import ToolChoice, rollout_seed
 from hermes_rl.results import RolloutResult
-from hermes_rl.runlog.files import write_whole
 from hermes_rl.runlog.scores import Summary
 from hermes_rl.sandbox import SandboxSpec
 from hermes_rl.tasks import Deadlines, Task
@@ -78,7 +73,7 @@ _SENDER = "change groups in postprocess_histories(group); sending is the schedul
 _COMMANDS = "run the class with MyEnv.cli() or python -m hermes_rl."
 
 
-class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc] # atroposlib has no types
+class HermesAgentBaseEnv(EnvironmentLog):
     """Base class of environments whose agents work in sandboxes.
 
     Attributes:
@@ -116,24 +111,13 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc] # atroposlib has no typ
         self.server_configs = server_configs_of(server_configs) or tuple(self.default_servers)
         self.server = ServerAdapter(self.server_configs)
         self.engine: RolloutEngine | None = None
-        self.curr_step = 0
         self.max_token_len = -1
-        self.wandb_prepend: str | None = None
-        self.wandb_project: str | None = None
-        self.wandb_group: str | None = None
-        self.checkpoint_dir = ""
-        self.checkpoint_interval = -1
-        self.items_sent_this_step = 0
+        self._begin_log()
         self.backlog: list[Any] = []
-        self.completion_lengths: list[int] = []
-        self.rollouts_for_wandb: list[list[tuple[str, float]]] = []
-        self.rollout_counters: dict[str, int] = {}
-        self.tracker = Tracker()
         self.resume = False
         self.on_progress: OnProgress | None = None
         self.evaluations: list[Summary] = []
         self.logged_metrics: list[JSONObject] = []
-        self._scores: list[float] = []
         self._tokenizer: Tokenizer | None = None
         self._group_numbers = itertools.count()
         self.sync_reward = self.sync_reward or config.sync_reward
@@ -328,7 +312,7 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc] # atroposlib has no typ
         self.count("sampled_tokens_left_out", sequence.left_out)
         self._note_rollout(result, len(sequence.tokens))
         scored = to_item(sequence)
-        return await listed(scored) if self._overrides("collect_trajectory") else scored, []
+        return await listed(scored) if has_own_hook(self, "collect_trajectory") else scored, []
 
     async def collect_trajectories(self, item: Any) -> tuple[JSONObject | None, list[Any]]:
         """Run one group; its rollouts run side by side and fail alone.
@@ -349,7 +333,7 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc] # atroposlib has no typ
         group = merge_items(items)
         group["generation_params"] = {"temperature": self.config.agent_temperature}
         group["tools"] = list(state.tools)
-        return await listed(group) if self._overrides("collect_trajectories") else group, backlog
+        return await listed(group) if has_own_hook(self, "collect_trajectories") else group, backlog
 
     async def postprocess_histories(self, trajectories: Any) -> Any:
         """Change a group before it is written and sent; default: as it is."""
@@ -357,15 +341,10 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc] # atroposlib has no typ
 
     async def postprocessed(self, group: Any) -> Any:
         """Return a group as :meth:`postprocess_histories` leaves it, packed."""
-        if group is not None and self._overrides("postprocess_histories"):
+        if group is not None and has_own_hook(self, "postprocess_histories"):
             group = await listed(group)
         group = await self.postprocess_histories(group)
         return await packed(group) if group else group
-
-    def _overrides(self, hook: str) -> bool:
-        """Say whether a hook is a subclass's own; only then are lists made for it."""
-        own = getattr(getattr(self, hook), "__func__", None)
-        return own is not getattr(HermesAgentBaseEnv, hook)
 
     # Evaluation.
 
@@ -443,93 +422,3 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc] # atroposlib has no typ
         }
         self.logged_metrics.append(metrics)
         await write_evaluation(run_directory(self), content, samples)
-
-    # Logging.
-
-    async def note_group(self, group: JSONObject) -> None:
-        """Remember a scored group for the next log; called once per group that counts."""
-        self._scores.extend(group["scores"])
-        own = self._overrides("add_rollouts_for_wandb")
-        await self.add_rollouts_for_wandb(await listed(group) if own else group)
-
-    async def add_rollouts_for_wandb(self, scored_data: Any, item: Any = None) -> None:
-        """Keep rollouts of a group for the wandb table: readable conversations and scores."""
-        if not self.tracker.is_on:
-            return
-        keep = self.config.num_rollouts_per_group_for_logging
-        messages = scored_data.get("messages") or []
-        rows = [
-            (readable(conversation), score)
-            for conversation, score in zip(messages, scored_data["scores"], strict=True)
-        ]
-        self.rollouts_for_wandb.append(rows if keep == -1 else rows[:keep])
-        del self.rollouts_for_wandb[: -self.config.num_rollouts_to_keep]
-
-    async def create_rollout_table(self, wandb_metrics: dict[str, Any]) -> dict[str, Any]:
-        """Add the table of rollouts to ``wandb_metrics`` and return it."""
-        rows = [row for group in self.rollouts_for_wandb for row in group]
-        if rows and self.tracker.is_on:
-            wandb_metrics["train/rollouts"] = self.tracker.table(["text", "score"], rows)
-        return wandb_metrics
-
-    async def wandb_log(self, wandb_metrics: dict[str, Any] | None = None) -> None:
-        """Log metrics of the current step; override to add your own, then call this."""
-        metrics = await self.create_rollout_table(dict(wandb_metrics or {}))
-        metrics |= self._train_metrics()
-        self.rollouts_for_wandb = []
-        self.completion_lengths = []
-        self._scores = []
-        if self.wandb_prepend is not None:
-            metrics = {f"{self.wandb_prepend}_{name}": value for name, value in metrics.items()}
-        await self.tracker.log(metrics, step=self.curr_step)
-
-    async def log_step(self) -> None:
-        """Log if enough groups were sent since the last time; the scheduler's part."""
-        least = self.config.min_items_sent_before_logging
-        if self.items_sent_this_step >= least:
-            await self.wandb_log()
-            self.items_sent_this_step = 0
-
-    async def log_rest(self) -> None:
-        """Log what came since the last time, however little; the commands' last act."""
-        if self._scores:
-            await self.wandb_log()
-
-    def _train_metrics(self) -> dict[str, float]:
-        metrics = {f"rollouts/{name}": float(n) for name, n in self.rollout_counters.items()}
-        for name, values in (("reward", self._scores), ("tokens", self.completion_lengths)):
-            if values:
-                metrics[f"train/{name}_mean"] = statistics.fmean(values)
-                metrics[f"train/{name}_min"] = float(min(values))
-                metrics[f"train/{name}_max"] = float(max(values))
-        return metrics
-
-    def save_checkpoint(self, step: int, data: JSONObject | None = None) -> None:
-        """Write ``data`` under the trainer's checkpoint directory; None writes nothing."""
-        if data is not None:
-            path = self._checkpoint_path(step)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(path, [orjson.dumps(data)])
-
-    def load_checkpoint(self) -> None:
-        """Set the attributes that the checkpoint of the current step holds, if there is one."""
-        path = self._checkpoint_path(self.curr_step)
-        if path.exists():
-            for name, value in orjson.loads(path.read_bytes()).items():
-                setattr(self, name, value)
-
-    def _checkpoint_path(self, step: int) -> Path:
-        folder = Path(self.checkpoint_dir, "env_checkpoints", self.wandb_prepend or self.name or "")
-        return folder / f"step-{step}.json"
-
-    def count(self, name: str, amount: int = 1) -> None:
-        """Add to a counter that is logged as ``rollouts/<name>``."""
-        self.rollout_counters[name] = self.rollout_counters.get(name, 0) + amount
-
-    def _note_rollout(self, result: RolloutResult, length: int) -> None:
-        assert result.agent is not None
-        self.completion_lengths.append(length)
-        self.count("tool_errors", len(result.agent.tool_errors))
-        self.count("turns", result.agent.turns_used)
-        for name, amount in result.agent.counters.items():
-            self.count(name, amount)

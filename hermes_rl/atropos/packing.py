@@ -15,7 +15,9 @@ import anyio.lowlevel
 from hermes_rl.packed import Packed, packed_floats, packed_ints
 from hermes_rl.types import JSONObject
 
-__all__ = ["listed", "packed"]
+__all__ = ["has_own_hook", "listed", "packed"]
+
+_PACKAGE = f"{__package__}."
 
 _PACKERS: Mapping[str, Callable[[Any], Packed[Any]]] = {
     "tokens": packed_ints,
@@ -24,6 +26,12 @@ _PACKERS: Mapping[str, Callable[[Any], Packed[Any]]] = {
     "ref_logprobs": packed_floats,
     "advantages": packed_floats,
 }
+
+
+def has_own_hook(env: object, name: str) -> bool:
+    """Say whether a method is not this package's; only then are lists made for it."""
+    function = getattr(getattr(env, name), "__func__", None)
+    return function is None or not function.__module__.startswith(_PACKAGE)
 
 
 async def packed(group: Mapping[str, Any]) -> JSONObject:
