@@ -15,6 +15,9 @@ from hermes_rl.testing.sandbox_conformance import (
 )
 from tests.integration.cloud_conformance import OnDaytona, OnModal
 from tests.integration.clouds import CLOUDS, Cloud, killed_engine, live_at_once, most_at_once
+from tests.proof import Proof
+
+PROOF = "scale-clouds"
 
 pytestmark = pytest.mark.scale
 
@@ -25,7 +28,7 @@ SLACK = 1
 
 
 @pytest.mark.parametrize("cloud", CLOUDS)
-async def test_three_hundred_at_once(cloud: Cloud) -> None:
+async def test_three_hundred_at_once(cloud: Cloud, proof: Proof) -> None:
     options = {"creations_per_s": PER_S, "creation_burst": BURST}
     create = cloud.calls[0]
     async with cloud.serving() as server:
@@ -35,8 +38,8 @@ async def test_three_hundred_at_once(cloud: Cloud) -> None:
         wall_s = time.monotonic() - start_s
         most = server.log.most_within(create, 1.0)
         starting = most_at_once(server.log, create)
-        print(
-            f"\n{cloud.name}: {BOXES} sandboxes in {wall_s:.1f} s, no error; at most {most} "
+        proof(
+            f"{cloud.name}: {BOXES} sandboxes in {wall_s:.1f} s, no error; at most {most} "
             f"creations in a second, {starting} starting at once; {len(server.lives.alive)} left"
         )
         assert len(server.log.times(create)) == BOXES
@@ -46,7 +49,7 @@ async def test_three_hundred_at_once(cloud: Cloud) -> None:
 
 
 @pytest.mark.parametrize("cloud", CLOUDS)
-async def test_a_killed_engine_with_a_lease_of_a_minute(cloud: Cloud) -> None:
+async def test_a_killed_engine_with_a_lease_of_a_minute(cloud: Cloud, proof: Proof) -> None:
     async with cloud.serving() as server:
         with server.environment() as variables:
             engine = killed_engine(cloud.name, leases_s=[60] * 3, environment=variables)
@@ -58,8 +61,8 @@ async def test_a_killed_engine_with_a_lease_of_a_minute(cloud: Cloud) -> None:
                     await sandbox.ended.wait()
         lived_s = max(server.log.times("gone")) - max(server.log.times("created"))
         after_s = max(server.log.times("gone")) - killed_at_s
-        print(
-            f"\n{cloud.name}: gone {lived_s:.1f} s after their creation with a lease of 60 s, "
+        proof(
+            f"{cloud.name}: gone {lived_s:.1f} s after their creation with a lease of 60 s, "
             f"{after_s:.1f} s after the engine was killed"
         )
         assert lived_s <= 60 + 1

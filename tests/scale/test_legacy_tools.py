@@ -16,6 +16,9 @@ from hermes_rl.testing.leaks import leak_census
 from hermes_rl.testing.loop_monitor import loop_monitor
 from hermes_rl.tools import ToolDispatcher
 from tests.integration.hermes_world import environment, hermes_home, processes, services, titles
+from tests.proof import Proof
+
+PROOF = "scale-legacy-tools"
 
 pytestmark = pytest.mark.scale
 
@@ -25,7 +28,7 @@ SLEEP_S = 1.0
 
 
 async def test_two_hundred_rollouts_keep_the_bound_and_never_block_the_loop(
-    hermes_python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hermes_python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, proof: Proof
 ) -> None:
     with services() as world:
         for name, value in environment(world).items():
@@ -60,8 +63,8 @@ async def test_two_hundred_rollouts_keep_the_bound_and_never_block_the_loop(
         assert titles(found) == wanted
     calls = ROLLOUTS * CALLS
     best_s = calls * SLEEP_S / settings.threads
-    print(
-        f"\n{ROLLOUTS} rollouts, {calls} calls of {SLEEP_S:g} s on {settings.threads} threads: "
+    proof(
+        f"{ROLLOUTS} rollouts, {calls} calls of {SLEEP_S:g} s on {settings.threads} threads: "
         f"{wall_s:.1f} s wall (at best {best_s:.1f}), {cpu_s * 1000 / calls:.2f} ms of CPU per "
         "call in the engine's process (the loopback service included)"
     )

@@ -28,6 +28,9 @@ from tests.integration.real_serve import (
     stretches,
 )
 from tests.integration.recording_proxy import recording_proxy
+from tests.proof import Proof
+
+PROOF = "serve-real-model"
 
 
 def _of(name: str, default: int) -> int:
@@ -46,34 +49,34 @@ SIZE = Size(
 pytestmark = [pytest.mark.scale, pytest.mark.real_model, pytest.mark.timeout(3600)]
 
 
-def report(groups: Sequence[Group], spent_s: float) -> None:
+def report(groups: Sequence[Group], spent_s: float, proof: Proof) -> None:
     every = list(sequences(groups))
     sampled = sum(mask != -100 for _, masks, _ in every for mask in masks)
     turns = sum(len(stretches(masks)) for _, masks, _ in every)
-    print(
-        f"\n{len(groups)} groups of {SIZE.group_size} in {spent_s:.0f} s: {turns} turns, "
+    proof(
+        f"{len(groups)} groups of {SIZE.group_size} in {spent_s:.0f} s: {turns} turns, "
         f"{sum(len(tokens) for tokens, _, _ in every)} tokens, {sampled} of them sampled, "
         f"none without its logprob"
     )
 
 
-async def test_twenty_groups_of_eight_arrive_whole(tmp_path: Path) -> None:
+async def test_twenty_groups_of_eight_arrive_whole(tmp_path: Path, proof: Proof) -> None:
     local = ("--openai.server_type", "local", "--openai.slots", str(SLOTS))
     started_s = time.monotonic()
     groups = await serve_all(tmp_path, SIZE, *local)
-    report(groups, time.monotonic() - started_s)
+    report(groups, time.monotonic() - started_s, proof)
     check_lengths(groups, SIZE)
     with llamacpp_server(SIZE) as url:
         check_turns(groups, url, SIZE)
 
 
-async def test_they_are_what_the_server_itself_recorded(tmp_path: Path) -> None:
+async def test_they_are_what_the_server_itself_recorded(tmp_path: Path, proof: Proof) -> None:
     with llamacpp_server(SIZE) as url:
         async with recording_proxy(url) as proxy:
             there = ("--openai.server_type", "llamacpp", "--openai.base_url", proxy.url)
             started_s = time.monotonic()
             groups = await serve_all(tmp_path, SIZE, *there)
-            report(groups, time.monotonic() - started_s)
+            report(groups, time.monotonic() - started_s, proof)
             check_record(groups, proxy.sampled)
         check_lengths(groups, SIZE)
         check_turns(groups, url, SIZE)
