@@ -61,8 +61,6 @@ def test_no_full_collection_starts_inside_but_young_cycles_are_still_freed(
         kept = kept_and_dropped()
         assert full_collections.count == before
         assert nodes() < len(kept) + 1000
-    kept += kept_and_dropped()
-    assert full_collections.count > before
 
 
 @pytest.mark.usefixtures("eager")
