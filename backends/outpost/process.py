@@ -5,7 +5,8 @@ from __future__ import annotations
 import struct
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from signal import SIGKILL
 from types import TracebackType
 from typing import Literal, Self
 
@@ -231,6 +232,19 @@ class Execution(Waiter):
             exit_code=TIMEOUT_EXIT_CODE, timed_out=True, duration_s=self.request.timeout_s or 0.0
         )
 
+    def overdue(self) -> ExecResult:
+        """Return the result of a command that we ended because its deadline had passed.
+
+        The outpost keeps deadlines itself. Where it gets no turn in time, on a busy machine say,
+        the kill is the engine's, and what the outpost reports knows of no deadline.
+        """
+        if not self.done.is_set():
+            return self.synthesized()
+        result = self.outcome()
+        if result.signal != SIGKILL:
+            return result
+        return replace(result, exit_code=TIMEOUT_EXIT_CODE, timed_out=True)
+
     async def end_tree(self, channel: OutpostChannel, *, grace_s: float = 0.0) -> None:
         """Kill the tree; wait at most the grace and 2 s for the result. Not cancellable."""
         with anyio.move_on_after(grace_s + KILL_WAIT_S, shield=True):
@@ -261,8 +275,7 @@ async def run_to_end(channel: OutpostChannel, request: RunRequest) -> ExecResult
             raise
         if not execution.done.is_set():
             await execution.end_tree(channel)
-        if not execution.done.is_set():
-            return execution.synthesized()
+            return execution.overdue()
     return execution.outcome()
 
 

@@ -255,6 +255,27 @@ async def test_an_outpost_that_never_answers_is_given_up_on(
         assert peer.kinds() == [Kind.RUN, Kind.KILL]
 
 
+@pytest.mark.parametrize(
+    ("signal", "code", "expected"), [(9, 137, (124, True)), (0, 3, (3, False))]
+)
+async def test_what_the_engine_ends_itself_at_the_deadline_has_timed_out(
+    signal: int, code: int, expected: tuple[int, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An outpost that gets no turn begins to count the seconds too late."""
+    monkeypatch.setattr("hermes_rl.backends.outpost.process.DEADLINE_SLACK_S", 0.05)
+    async with opened() as (channel, peer):
+
+        def end(kind: int, id: int, payload: bytes) -> None:
+            if kind == Kind.KILL:
+                fields = {**RESULT, "signal": signal, "code": code, "out": b"so far"}
+                peer.say(frame(Kind.RESULT, id, pack_fields(fields)) + frame(Kind.DONE, id))
+
+        peer.on_frame = end
+        result = await run_to_end(channel, RunRequest(cmd="x", timeout_s=0.01))
+    assert (result.exit_code, result.timed_out) == expected
+    assert result.stdout == b"so far"
+
+
 async def test_a_cancelled_command_is_killed_and_waited_for() -> None:
     async with opened() as (channel, peer):
 
