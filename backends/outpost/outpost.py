@@ -64,6 +64,7 @@ HELLO, STDOUT, STDERR, RESULT, FAILED, PONG, CHUNK, DONE, STARTED, ROOM, TAIL, B
 
 CHUNK_BYTES = 256 * 1024  # of file data and kept output in one frame
 READ_BYTES = 64 * 1024  # one read of a pipe: its usual capacity
+FRAMES_BYTES = 96 * 1024  # one read of frames; from 128 KiB on each buffer is mapped anew
 CONGESTED_BYTES = 1 << 20  # unsent frames above which command output is no longer read
 INLINE_OUTPUT_BYTES = 64 * 1024  # kept output that travels inside the result frame
 MAX_ARGUMENT_BYTES = 100 * 1000  # the kernel takes 128 KiB per argument
@@ -519,7 +520,7 @@ class Link:
 
     def readable(self) -> None:
         try:
-            data = os.read(self.fd_in, 4 * READ_BYTES)
+            data = os.read(self.fd_in, FRAMES_BYTES)
         except BlockingIOError:
             return
         except OSError:
@@ -595,6 +596,8 @@ class Tap:
 
     def drain(self) -> None:
         """Take what is in the pipe now, credit or not; more than a pipe holds is not waited for."""
+        if self.closed:
+            return
         left = pipe_size(self.fd) + READ_BYTES  # the last read tells whether anybody holds it
         while left > 0 and not self.closed:
             count = self.read(min(left, READ_BYTES))
