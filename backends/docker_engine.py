@@ -44,6 +44,8 @@ CALL_TIMEOUT_S = 60.0
 """For calls that should take milliseconds; a daemon starting 2 x cores at once needs seconds."""
 CHANGES_TIMEOUT_S = 120.0
 """The daemon walks through all files that the container has written."""
+FREEZE_TRIES = 10
+FREEZE_INTERVAL_S = 0.2
 MAX_LINE_BYTES = 4 << 20
 """Largest line of a progress or event stream."""
 
@@ -156,8 +158,20 @@ class DockerEngine:
         return False
 
     async def pause(self, container: str) -> None:
-        """Freeze all processes of a container."""
-        await self.json(f"containers/{container}/pause", "POST")
+        """Freeze all processes of a container.
+
+        The runtime gives up where they do not all stop at once (seen with a busy machine's cgroups
+        of the first version) and lets them go on; another try succeeds.
+        """
+        for tries_left in reversed(range(FREEZE_TRIES)):
+            try:
+                await self.json(f"containers/{container}/pause", "POST")
+            except EngineFailure as failure:
+                if not tries_left or "unable to freeze" not in failure.message:
+                    raise
+                await anyio.sleep(FREEZE_INTERVAL_S)
+            else:
+                return
 
     async def unpause(self, container: str) -> None:
         """Let a paused container go on."""

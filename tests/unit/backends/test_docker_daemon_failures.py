@@ -64,6 +64,48 @@ async def _streamed(request: web.Request, *lines: str, torn: bool = False) -> we
     return response
 
 
+# Pausing
+
+
+@pytest.mark.parametrize("failing", [0, 3])
+async def test_a_pause_that_did_not_freeze_everything_is_tried_again(
+    failing: int, tmp_path: Path
+) -> None:
+    calls = 0
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        nonlocal calls
+        assert request.path.endswith("/containers/x/pause")
+        calls += 1
+        if calls <= failing:
+            return _refusal(500, "OCI runtime pause failed: unable to freeze: unknown")
+        return web.Response(status=204)
+
+    async with _daemon(tmp_path, handler) as engine:
+        await engine.pause("x")
+    assert calls == failing + 1
+
+
+@pytest.mark.parametrize(
+    ("message", "tries"), [("unable to freeze", docker_engine.FREEZE_TRIES), ("is not running", 1)]
+)
+async def test_a_pause_that_never_succeeds_is_the_daemons_failure(
+    message: str, tries: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(docker_engine, "FREEZE_INTERVAL_S", 0.001)
+    calls = 0
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        nonlocal calls
+        calls += 1
+        return _refusal(500, message)
+
+    async with _daemon(tmp_path, handler) as engine:
+        with pytest.raises(EngineFailure, match=message):
+            await engine.pause("x")
+    assert calls == tries
+
+
 # Removing
 
 
