@@ -17,7 +17,7 @@ __all__ = ["ConformanceBase", "alive", "eventually", "needs", "sh", "unique"]
 
 Test = TypeVar("Test", bound=Callable[..., object])
 
-QUICK_S = 30.0
+QUICK_S = 60.0
 """Deadline of commands that take no time; only a broken sandbox ever meets it."""
 
 
@@ -54,7 +54,7 @@ async def alive(sandbox: Sandbox, marker: str) -> int:
     return int(result.stdout)
 
 
-async def eventually(check: Callable[[], Any], *, timeout_s: float = 10.0) -> None:
+async def eventually(check: Callable[[], Any], *, timeout_s: float = 30.0) -> None:
     """Wait until the awaitable that ``check`` returns is true; fail after ``timeout_s``."""
     with anyio.fail_after(timeout_s):
         while True:

@@ -32,7 +32,7 @@ class FileConformance(ConformanceBase):
     async def make(self, sandbox: Sandbox, code: str, *arguments: str) -> str:
         """Run a Python program in the sandbox's own directory and return what it printed."""
         result = await sh(sandbox, self.script(code, *arguments))
-        assert result.exit_code == 0, result.stderr_text
+        assert result.exit_code == 0, (result.exit_code, result.stderr_text)
         return result.text.strip()
 
     async def mode(self, sandbox: Sandbox, path: str) -> int:
