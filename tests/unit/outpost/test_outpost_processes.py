@@ -83,7 +83,7 @@ def test_a_kill_with_grace_is_a_kill_at_last() -> None:
         start = time.monotonic()
         wire.send(Kind.KILL, id, struct.pack(">I", 300))
         assert wire.result(id)["signal"] == b"9"
-        assert 0.3 <= time.monotonic() - start < 5
+        assert 0.3 <= time.monotonic() - start < 30
 
 
 def test_deadline_of_a_forking_crowd() -> None:
