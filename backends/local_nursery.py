@@ -15,6 +15,7 @@ import anyio
 import anyio.to_thread
 import orjson
 
+from hermes_rl.backends.log_tail import log_tail
 from hermes_rl.errors import BackendUnavailable
 
 __all__ = ["NurseryClient"]
@@ -135,7 +136,7 @@ class NurseryClient:
     def complaint(self) -> str:
         """Return the end of what the helper wrote before it died."""
         try:
-            text = self._log.read_bytes()[-LOG_TAIL_BYTES:].decode("utf-8", "replace").strip()
+            text = log_tail(self._log, LOG_TAIL_BYTES).decode("utf-8", "replace").strip()
         except OSError:
             text = ""
         return text or f"exit code {self._process.poll()}"

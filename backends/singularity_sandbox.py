@@ -11,6 +11,7 @@ import anyio
 import anyio.to_thread
 
 from hermes_rl.backends.local_sandbox import BURIAL_LIMIT_S, LocalSandbox
+from hermes_rl.backends.log_tail import log_tail
 from hermes_rl.backends.outpost.channel import Loss
 from hermes_rl.backends.singularity_errors import last_complaint, singularity_error
 from hermes_rl.errors import GoneCause, SandboxError, SandboxGone
@@ -59,8 +60,9 @@ class SingularitySandbox(LocalSandbox):
 
     async def _remove(self) -> None:
         await super()._remove()
-        if await anyio.to_thread.run_sync(os.path.lexists, self.directory.top):
-            await self._scrub(self.directory.top)
+        top = self.directory.top
+        if await anyio.to_thread.run_sync(os.path.lexists, top, limiter=self._threads):
+            await self._scrub(top)
         await anyio.to_thread.run_sync(
             lambda: self._complaint.unlink(missing_ok=True), limiter=self._threads
         )
@@ -79,7 +81,7 @@ class SingularitySandbox(LocalSandbox):
 
     def _printed(self) -> bytes:
         try:
-            return self._complaint.read_bytes()[-COMPLAINT_BYTES:]
+            return log_tail(self._complaint, COMPLAINT_BYTES)
         except OSError:
             return b""
 
