@@ -25,7 +25,7 @@ import anyio.to_thread
 from hermes_rl.backends.capability_check import check_capabilities
 from hermes_rl.backends.local_directories import list_records, sweep
 from hermes_rl.backends.local_sandbox import LocalSandbox
-from hermes_rl.backends.runtime import ensure_runtime
+from hermes_rl.backends.runtime import Runtime, ensure_runtime
 from hermes_rl.backends.singularity_options import SingularityOptions, parse_options
 from hermes_rl.backends.singularity_probe import Findings, probe
 from hermes_rl.backends.singularity_program import find_program
@@ -86,16 +86,14 @@ class SingularityBackend:
             BackendUnavailable: There is no program, it is too old, or no container starts.
         """
         runtime = await ensure_runtime(self._settings.cache_dir)
-        findings = await self._find_out()
+        findings = await self._find_out(runtime)
         self.capabilities = findings.capabilities_with(self._options)
         session = SingularitySession(self._settings, self.limits, findings, runtime, self._options)
         await session.open()
         self._session = session
         return self
 
-    async def _find_out(self) -> Findings:
-        runtime = await ensure_runtime(self._settings.cache_dir)
-
+    async def _find_out(self, runtime: Runtime) -> Findings:
         def look() -> Findings:
             return probe(find_program(), runtime, self._options.user_mode)
 
@@ -148,7 +146,7 @@ class SingularityBackend:
             return [Check("apptainer or singularity", ok=False, fix=str(error), optional=True)]
         installed = Check("apptainer or singularity", ok=True, detail=f"{program}, {program.path}")
         try:
-            findings = await self._find_out()
+            findings = await self._find_out(await ensure_runtime(self._settings.cache_dir))
         except BackendUnavailable as error:
             return [installed, Check("containers", ok=False, fix=str(error))]
         how = " ".join(findings.confinement.user) or "no options"
