@@ -120,36 +120,39 @@ class SweTask:
         """
         seen = await ctx.read_file(f"~/{self.language.file}")
         if seen.get("error"):
-            return await self._without_file(ctx)
+            return await self._without_file(ctx, str(seen["error"]))
         word = f"passed-{secrets.token_hex(8)}"
         test = self.language.hidden_test(self.test, str(seen["content"]), word)
         # A directory of its own: nothing the agent left beside its file is seen by the tests.
-        folder = await self._folder(ctx, test)
+        folder = await self._folder(ctx)
         try:
-            return await self._run(ctx, folder, test, word)
+            await self._write(ctx, folder, test)
+            return await self._run(ctx, shlex.quote(folder), test, word)
         finally:
-            await ctx.terminal(f"rm -rf {folder}")
+            await ctx.terminal(f"rm -rf {shlex.quote(folder)}")
 
-    async def _without_file(self, ctx: ToolContext) -> Reward:
+    async def _without_file(self, ctx: ToolContext, problem: str) -> Reward:
         other = await ctx.terminal(
             f"find ~ -maxdepth 4 -type f -name '*{self.language.suffix}' "
             f"-not -path '*/.*' -newer {_STARTED} | head -n 1"
         )
         if other["exit_code"] or not other["output"].strip():
-            return Reward(0.0, evidence={"file": "missing"})
-        return Reward(PARTIAL, evidence={"file": "another", "path": other["output"].strip()})
+            return Reward(0.0, evidence={"file": "missing", "problem": problem})
+        path = other["output"].strip()
+        return Reward(PARTIAL, evidence={"file": "unusable", "path": path, "problem": problem})
 
-    async def _folder(self, ctx: ToolContext, test: HiddenTest) -> str:
-        """Make the directory of the tests and return its name, quoted."""
+    async def _folder(self, ctx: ToolContext) -> str:
+        """Make the directory of the tests, with a copy of the agent's file; return its name."""
         made = await ctx.terminal(f"d=$(mktemp -d) && cp ~/{self.language.file} $d/ && echo $d")
-        folder = made["output"].strip()
-        faults = [made["output"]] if made["exit_code"] else []
-        for name, content in () if faults else test.files.items():
+        if made["exit_code"]:
+            raise RewardError(f"The hidden tests could not be written: {made['output']}")
+        return str(made["output"]).strip()
+
+    async def _write(self, ctx: ToolContext, folder: str, test: HiddenTest) -> None:
+        for name, content in test.files.items():
             written = await ctx.write_file(f"{folder}/{name}", content)
-            faults += [written["error"]] if written.get("error") else []
-        if faults:
-            raise RewardError(f"The hidden tests could not be written: {faults[0]}")
-        return shlex.quote(folder)
+            if written.get("error"):
+                raise RewardError(f"The hidden tests could not be written: {written['error']}")
 
     async def _run(self, ctx: ToolContext, folder: str, test: HiddenTest, word: str) -> Reward:
         if test.build is not None:
@@ -244,7 +247,8 @@ class HermesSwe:
         language: str = "python",
     ) -> None:
         self._dataset = dataset_name or DATASET
-        self._split = dataset_split or ("test" if self._dataset == DATASET else "train")
+        self._is_default = self._dataset.partition("@")[0] == DATASET  # at any revision
+        self._split = dataset_split or ("test" if self._is_default else "train")
         self._prompt_field = prompt_field
         self._language = LANGUAGES[language]
 
@@ -254,7 +258,7 @@ class HermesSwe:
         Raises:
             MalformedTasks: Some rows are: all faults.
         """
-        config_name = self._language.name if self._dataset.startswith(DATASET) else None
+        config_name = self._language.name if self._is_default else None
         rows = await load_rows(self._dataset, split=self._split, config_name=config_name)
         require_columns(rows, [self._prompt_field, "test"], self._dataset)
         return tasks_of(
