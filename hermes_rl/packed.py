@@ -77,10 +77,6 @@ class Packed(Sequence[T]):
         """Return these numbers followed by others."""
         return _holding(self._values + _array_of(other, self._values.typecode))
 
-    def __radd__(self, other: Iterable[T]) -> Packed[T]:
-        """Return others followed by these numbers."""
-        return _holding(_array_of(other, self._values.typecode) + self._values)
-
     def __repr__(self) -> str:
         """Show the first numbers and how many there are."""
         if len(self) <= _SHOWN:

@@ -91,7 +91,7 @@ class EnvironmentLog(BaseEnv):  # type: ignore[misc] # atroposlib has no types
             self.items_sent_this_step = 0
 
     async def log_rest(self) -> None:
-        """Log what came since the last time, however little; the commands' last act."""
+        """Log what came since the last time, however little, when a run has ended by itself."""
         if self._scores:
             await self.wandb_log()
 

@@ -40,8 +40,8 @@ class Sample:
         cached_tokens: Leading prompt ids that the server had in its cache.
 
     Raises:
-        ModelProtocolError: There is not exactly one log-probability per id, or an id has more
-            than 31 bits.
+        ModelProtocolError: There is not exactly one log-probability per id, an id has more
+            than 31 bits, or something is no number.
     """
 
     ids: Sequence[int]
@@ -66,11 +66,15 @@ class Sample:
     def _pack(self) -> None:
         try:
             object.__setattr__(self, "ids", packed_ints(self.ids))
+            object.__setattr__(self, "logprobs", packed_floats(self.logprobs))
             if self.prompt_ids is not None:
                 object.__setattr__(self, "prompt_ids", packed_ints(self.prompt_ids))
         except OverflowError:
             raise ModelProtocolError("The server gave a token id of more than 31 bits.") from None
-        object.__setattr__(self, "logprobs", packed_floats(self.logprobs))
+        except TypeError as error:
+            raise ModelProtocolError(
+                f"The server gave something that is no token id or log-probability: {error}."
+            ) from None
 
     def first(self, count: int) -> Sample:
         """Return the sample cut after ``count`` ids, as a turn that ended there."""

@@ -302,8 +302,10 @@ async def test_a_conversation_that_only_grows_never_forks() -> None:
         lambda sample: replace(sample, logprobs=[1.0] * len(sample.ids)),
         lambda sample: replace(sample, logprobs=[float("nan")] * len(sample.ids)),
         lambda sample: replace(sample, logprobs=[float("-inf")] * len(sample.ids)),
+        lambda sample: replace(sample, logprobs=[None] * len(sample.ids)),  # type: ignore[list-item]
+        lambda sample: replace(sample, ids=[1.5] * len(sample.ids)),  # type: ignore[list-item]
     ],
-    ids=["one less", "one more", "positive", "nan", "infinite"],
+    ids=["one less", "one more", "positive", "nan", "infinite", "no number", "no id"],
 )
 async def test_ids_without_their_logprobs_are_refused(wrong: Callable[[Sample], Sample]) -> None:
     run = rollout(Server([said("one")], change=wrong))
