@@ -11,7 +11,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from hermes_rl.errors import ConfigError
+from hermes_rl.errors import ConfigError, NotSetUp
 
 __all__ = ["Isolation", "SSHAddress", "SSHOptions", "parse_options"]
 
@@ -139,7 +139,7 @@ def parse_options(options: Mapping[str, Any]) -> SSHOptions:
     if "hosts" not in given:
         given = {k: os.environ[v] for k, v in _VARIABLES.items() if os.environ.get(v)} | given
     if "hosts" not in given:
-        raise ConfigError(
+        raise NotSetUp(
             'The ssh backend needs hosts: --env.backend_options \'{"hosts": ["user@host"]}\', or '
             "the variable TERMINAL_SSH_HOST."
         )

@@ -73,6 +73,7 @@ __all__ = [
     "ModelRejected",
     "ModelTransient",
     "ModelUnauthorized",
+    "NotSetUp",
     "RateLimited",
     "ResumeMismatch",
     "RewardError",
@@ -137,6 +138,10 @@ class MissingExtra(ConfigError):
         return cls(
             f"{what} needs an optional package. Install it: pip install 'hermes_rl[{extra}]'"
         )
+
+
+class NotSetUp(ConfigError):
+    """Nothing says where or as whom a backend is used; the message names what would."""
 
 
 class TaskError(HermesRLError):

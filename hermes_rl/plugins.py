@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from importlib.metadata import EntryPoint
+from collections.abc import Sequence
+from importlib.metadata import EntryPoint, metadata
 from typing import Any
 
-from hermes_rl.errors import ConfigError
+from hermes_rl.errors import ConfigError, MissingExtra
 
 __all__ = ["load_plugin"]
 
@@ -18,16 +19,25 @@ def load_plugin(point: EntryPoint, kind: str) -> Any:
         kind: What it is, for the error: ``Backend``.
 
     Raises:
-        ConfigError: It cannot be imported; names package and reason, and the extra where the
-            entry point is one of ours.
+        MissingExtra: It is a backend of ours whose packages are not there; names the extra.
+        ConfigError: It cannot be imported; names package and reason.
     """
     try:
         return point.load()
     except (Exception, SystemExit) as error:  # the author's code may raise anything
-        hint = ""
-        if isinstance(error, ImportError) and point.value.startswith("hermes_rl."):
-            hint = f" Install it: pip install 'hermes_rl[{point.name}]'"
-        raise ConfigError(
+        problem = (
             f"{kind} {point.name!r} cannot be imported from {point.value}: "
-            f"{type(error).__name__}: {error}.{hint}"
-        ) from error
+            f"{type(error).__name__}: {error}."
+        )
+        if isinstance(error, ImportError) and point.name in _extras(point):
+            raise MissingExtra(
+                f"{problem} Install it: pip install 'hermes_rl[{point.name}]'."
+            ) from error
+        raise ConfigError(problem) from error
+
+
+def _extras(point: EntryPoint) -> Sequence[str]:
+    """Return the extras that bring what our backends need; none for other plug-ins."""
+    if point.group != "hermes_rl.backends" or not point.value.startswith("hermes_rl."):
+        return ()
+    return metadata("hermes_rl").get_all("Provides-Extra") or ()

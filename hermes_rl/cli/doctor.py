@@ -18,7 +18,7 @@ from hermes_rl.cli.backend_flags import backend_options
 from hermes_rl.cli.exit_codes import ExitCode
 from hermes_rl.cli.plain import printable
 from hermes_rl.config_sources import Flag, load_dotenv
-from hermes_rl.errors import ConfigError, HermesRLError
+from hermes_rl.errors import ConfigError, HermesRLError, MissingExtra, NotSetUp
 from hermes_rl.sandbox import BackendSettings, Check, backend_names, open_backend
 from hermes_rl.types import JSONObject
 
@@ -63,7 +63,7 @@ async def _checks(name: str, options: JSONObject) -> Sequence[Check]:
         open_backend(name, _settings(options))
     try:
         return await open_backend(name, _settings(options)).doctor()
-    except ConfigError as error:  # nothing is configured: of no concern to who did not ask
+    except (MissingExtra, NotSetUp) as error:  # of no concern to who did not ask
         return [Check("not set up", ok=False, detail=str(error), optional=True)]
     except HermesRLError as error:
         return [Check("backend", ok=False, detail=str(error))]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hermes_rl.errors import ConfigError
+from hermes_rl.errors import ConfigError, MissingExtra
 from hermes_rl.plugins import load_plugin
 
 
@@ -30,7 +30,21 @@ def test_a_plugin_that_cannot_be_imported_is_named(
         load_plugin(point, "Parser")
 
 
-def test_one_of_ours_names_its_extra() -> None:
-    point = EntryPoint("gone", "hermes_rl.nosuch:create", "hermes_rl.backends")
-    with pytest.raises(ConfigError, match=r"pip install 'hermes_rl\[gone\]'"):
+def test_a_backend_of_ours_names_its_extra() -> None:
+    point = EntryPoint("modal", "hermes_rl.nosuch:create", "hermes_rl.backends")
+    with pytest.raises(MissingExtra, match=r"pip install 'hermes_rl\[modal\]'\.$"):
         load_plugin(point, "Backend")
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "group"),
+    [
+        ("singularity", "hermes_rl.nosuch", "hermes_rl.backends"),  # there is no such extra
+        ("modal", "nosuch_package", "hermes_rl.backends"),
+        ("hermes", "hermes_rl.nosuch", "hermes_rl.parsers"),
+    ],
+)
+def test_no_extra_is_named_that_would_not_help(name: str, module: str, group: str) -> None:
+    with pytest.raises(ConfigError, match="No module named") as caught:
+        load_plugin(EntryPoint(name, f"{module}:create", group), "Plug-in")
+    assert "pip install" not in str(caught.value)

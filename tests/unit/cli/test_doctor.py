@@ -42,6 +42,13 @@ def test_only_what_is_set_up_can_be_at_fault(tmp_path: Path) -> None:
     assert code == int(failed)
 
 
+def test_what_is_set_up_wrongly_is_at_fault_without_being_asked_for(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("TERMINAL_SSH_HOST=me@host:notaport\n")
+    code, backends = doctor(folder=tmp_path)
+    assert code == 1
+    assert any(line.startswith("FAIL") for line in backends["ssh"])
+
+
 def test_a_backend_that_is_named_must_be_set_up(tmp_path: Path) -> None:
     code, backends = doctor("ssh", "modal", folder=tmp_path)
     assert (code, list(backends)) == (1, ["ssh", "modal"])
