@@ -7,18 +7,14 @@ a task set becomes an environment.
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from types import ModuleType
 
 from hermes_rl.atropos.base_env import HermesAgentBaseEnv
-from hermes_rl.atropos.old_names import install_old_names
 from hermes_rl.atropos.task_set_env import environment_from
 from hermes_rl.cli.environment import GROUP
-from hermes_rl.cli.task_sets import failure_text, find_tasks, task_set_names
-from hermes_rl.errors import HermesRLError, TaskError, UnknownName
+from hermes_rl.cli.task_sets import find_tasks, import_file, task_set_names
+from hermes_rl.errors import TaskError, UnknownName
 from hermes_rl.plugins import load_plugin
 
 __all__ = ["environment_names", "find_environment"]
@@ -60,7 +56,7 @@ def _from_task_set(spec: str, points: dict[str, EntryPoint]) -> type[HermesAgent
 
 
 def _from_file(path: Path, name: str) -> type[HermesAgentBaseEnv]:
-    module = _import(path)
+    module = import_file(path.resolve())
     if name and not _is_environment(getattr(module, name, None), module=None):
         if not hasattr(module, name):
             raise UnknownName.of(f"class in {path}:", name, vars(module))
@@ -85,27 +81,3 @@ def _is_environment(value: object, *, module: str | None) -> bool:
         and issubclass(value, HermesAgentBaseEnv)
         and (module is None or value.__module__ == module)
     )
-
-
-def _import(path: Path) -> ModuleType:
-    """Import a file as a script would be, with the old framework's module names at hand."""
-    if not path.is_file():
-        raise TaskError(f"{path} does not exist.")
-    install_old_names()
-    folder = str(path.resolve().parent)
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    name = f"hermes_rl_environment_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise TaskError(f"{path} is no Python file.")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except HermesRLError:
-        raise
-    except (Exception, SystemExit) as error:  # the author's code may raise anything
-        del sys.modules[name]
-        raise TaskError(f"{path} cannot be imported: {failure_text(error)}") from error
-    return module

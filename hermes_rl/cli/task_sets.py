@@ -25,7 +25,7 @@ from hermes_rl.benchmarks.task_directory import TaskDirectory
 from hermes_rl.config import ConfigModel, EnvConfig, ServerConfig
 from hermes_rl.config_layers import layer_of_models
 from hermes_rl.config_sources import Layer
-from hermes_rl.errors import TaskError, UnknownName
+from hermes_rl.errors import HermesRLError, TaskError, UnknownName
 from hermes_rl.plugins import load_plugin
 from hermes_rl.task_selection import failure_text
 from hermes_rl.tasks import TaskSet
@@ -143,19 +143,28 @@ def class_in_file(spec: str) -> object | None:
     path, colon, name = spec.rpartition(":")
     if not (colon and path.endswith(".py")):
         return None
-    return getattr(_import(Path(path).resolve()), name, None)
+    return getattr(import_file(Path(path).resolve()), name, None)
 
 
 def _from_file(path: Path, name: str) -> TaskSource:
-    module = _import(path.resolve())
+    module = import_file(path.resolve())
     if not hasattr(module, name):
         classes = [n for n, value in vars(module).items() if isinstance(value, type)]
         raise UnknownName.of(f"class in {path}:", name, classes)
     return _source(f"{path.resolve()}:{name}", getattr(module, name))
 
 
-def _import(path: Path) -> ModuleType:
-    """Import a file as a script would be: its folder is where its own imports are found."""
+def import_file(path: Path) -> ModuleType:
+    """Import a file as a script would be: its folder is where its own imports are found.
+
+    The old framework's module names are at hand. A file that has not changed is imported once.
+
+    Args:
+        path: The file, an absolute path.
+
+    Raises:
+        TaskError: There is no such file, it is no Python, or its code failed.
+    """
     if not path.is_file():
         raise TaskError(f"{path} does not exist.")
     install_old_names()
@@ -173,6 +182,9 @@ def _import(path: Path) -> ModuleType:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
+    except HermesRLError:
+        del sys.modules[name]
+        raise
     except (Exception, SystemExit) as error:  # the author's code may raise anything
         del sys.modules[name]
         raise TaskError(f"{path} cannot be imported: {failure_text(error)}") from error

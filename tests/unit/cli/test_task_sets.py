@@ -155,3 +155,14 @@ def test_an_environment_of_a_class_in_a_file_has_the_class_name(module: Path) ->
 
     assert find_environment(f"{module}:Many").name == "Many"
     assert find_environment("terminal-bench-2").name == "terminal-bench-2"
+
+
+def test_a_file_is_imported_once_whoever_asks(module: Path) -> None:
+    pytest.importorskip("atroposlib", reason="needs hermes_rl[atropos]")
+    from hermes_rl.cli.environments import find_environment
+
+    log = module.with_name("imports.log")
+    module.write_text(f"{module.read_text()}\nopen({str(log)!r}, 'a').write('x')\n")
+    find_environment(f"{module}:Many")
+    find_tasks(f"{module}:Many")
+    assert log.read_text() == "x"
