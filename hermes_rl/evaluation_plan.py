@@ -121,9 +121,11 @@ def check_size(tasks: int, attempts: int) -> None:
         ConfigError: Says how many attempts are possible.
     """
     if tasks * attempts > MOST_ROLLOUTS:
+        most = MOST_ROLLOUTS // tasks
+        advice = f"for so many tasks at most {most}" if most else "choose some by env.task_filter"
         raise ConfigError(
             f"env.attempts: {tasks} tasks x {attempts} attempts are more than {MOST_ROLLOUTS} "
-            f"rollouts, the most of one run; for so many tasks at most {MOST_ROLLOUTS // tasks}."
+            f"rollouts, the most of one run; {advice}."
         )
 
 

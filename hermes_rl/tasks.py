@@ -178,6 +178,8 @@ def describe(task: Task) -> TaskDescription:
         raise TaskError(f"{task!r} needs an 'id': a non-empty string, unique in its task set.")
     if not prompt:
         raise TaskError(f"Task {task.id!r} has no prompt.")
+    if not isinstance(prompt, Sequence):
+        raise TaskError(f"Task {task.id!r}: {_PROMPT}")
     messages: tuple[Message, ...] = (
         ({"role": "user", "content": prompt},) if isinstance(prompt, str) else tuple(prompt)
     )
@@ -186,7 +188,7 @@ def describe(task: Task) -> TaskDescription:
     metadata = getattr(task, "metadata", None) or {}
     _check_limits(task.id, deadlines, sandbox)
     if not all(isinstance(message, Mapping) for message in messages):
-        raise TaskError(f"Task {task.id!r}: its prompt must be text or a list of messages (dicts).")
+        raise TaskError(f"Task {task.id!r}: {_PROMPT}")
     if not all(isinstance(key, str) for key in metadata):
         raise TaskError(f"Task {task.id!r}: the names in its metadata must be text.")
     if (fault := value_fault([task.id, prompt, metadata])) is not None:
@@ -217,12 +219,13 @@ def _check_limits(task_id: str, deadlines: Deadlines, sandbox: SandboxSpec) -> N
         "sandbox.pids": (sandbox.pids, MOST),
     }
     for name, (value, greatest) in limits.items():
-        if value is not None and not 0 < value <= greatest:
+        if value is not None and not (isinstance(value, int | float) and 0 < value <= greatest):
             raise TaskError(
                 f"Task {task_id!r}: {name} is {value!r}; give a number above 0 and at most "
                 f"{greatest}."
             )
-    if not 0 <= deadlines.reward_margin_s <= LONGEST_S:
+    margin_s = deadlines.reward_margin_s
+    if not (isinstance(margin_s, int | float) and 0 <= margin_s <= LONGEST_S):
         raise TaskError(f"Task {task_id!r}: deadlines.reward_margin_s is no length of time.")
 
 
@@ -239,6 +242,7 @@ def normalise_reward(value: float | Reward, task_id: str) -> Reward:
     return reward or Reward(float(number))
 
 
+_PROMPT = "its prompt must be text or a list of messages (dicts)."
 FAULTS_SHOWN = 20
 """Of malformed tasks: a data set in the wrong form has as many as rows."""
 

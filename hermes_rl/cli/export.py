@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import orjson
@@ -42,7 +43,8 @@ def run(arguments: argparse.Namespace, flags: Sequence[Flag]) -> int:
     except FileExistsError:
         raise ConfigError(f"{arguments.output} exists; name another file.") from None
     except OSError as error:
-        arguments.output.unlink(missing_ok=True)
+        with suppress(OSError):  # it may never have been made
+            arguments.output.unlink()
         raise ConfigError(f"{arguments.output} cannot be written: {error.strerror}.") from error
     except BaseException:
         arguments.output.unlink(missing_ok=True)

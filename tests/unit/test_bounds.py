@@ -106,6 +106,14 @@ def test_aliases_that_multiply_are_refused_and_others_are_not(tmp_path: Path) ->
         read_yaml(path)
 
 
+def test_merges_of_merges_do_not_multiply(tmp_path: Path) -> None:
+    """As they did before PyYAML 6.0.4: ten times as long for each level."""
+    path = tmp_path / "run.yaml"
+    merged = (f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 10)}]}}" for n in range(1, 40))
+    path.write_text("\n  ".join(["env:", "a0: &a0 {x: 1, y: 2}", *merged]))
+    assert read_yaml(path).env["a39"] == {"x": 1, "y": 2}
+
+
 @dataclass
 class Limited:
     id: str = "limited"
@@ -129,6 +137,10 @@ class Limited:
         (Limited(sandbox=SandboxSpec(cpus=0)), "sandbox.cpus is 0"),
         (Limited(metadata={"seed": 10**30}), "metadata lies outside"),
         (Limited(metadata={3: 1}), "the names in its metadata must be text"),  # type: ignore[dict-item]
+        (Limited(deadlines=Deadlines(agent_s="60")), "agent_s is '60'"),  # type: ignore[arg-type]
+        (Limited(deadlines=Deadlines(reward_margin_s="1")), "margin_s"),  # type: ignore[arg-type]
+        (Limited(sandbox=SandboxSpec(cpus="2")), "sandbox.cpus is '2'"),  # type: ignore[arg-type]
+        (Limited(prompt=3), "must be text or a list of messages"),  # type: ignore[arg-type]
         (Limited(prompt=[3]), "must be text or a list of messages"),  # type: ignore[arg-type]
         (Limited(prompt="\udcff"), "prompt or metadata holds text that is not valid UTF-8"),
     ],
@@ -162,6 +174,8 @@ def test_a_run_has_a_most_of_rollouts() -> None:
     check_size(0, 100_000)
     with pytest.raises(ConfigError, match=r"env\.attempts: 52 tasks x 1924 .* at most 1923"):
         check_size(52, 1924)
+    with pytest.raises(ConfigError, match=r"choose some by env\.task_filter"):
+        check_size(100_001, 1)
 
 
 def test_values_are_shown_in_one_short_line() -> None:

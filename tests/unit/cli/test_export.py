@@ -30,10 +30,18 @@ def test_another_file_is_an_error_that_names_the_line(
     assert not output.exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("no/out.jsonl", "No such file"),
+        ("in.jsonl/out.jsonl", "Not a directory"),
+        ("x" * 300, "File name too long"),
+    ],
+)
 def test_an_output_that_cannot_be_written_is_an_error(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, why: str
 ) -> None:
     source = tmp_path / "in.jsonl"
     source.write_text("")
-    assert main(["export", str(source), str(tmp_path / "no" / "out.jsonl")]) == 2
-    assert "cannot be written: No such file" in capsys.readouterr().err
+    assert main(["export", str(source), str(tmp_path / name)]) == 2
+    assert f"cannot be written: {why}" in capsys.readouterr().err
