@@ -51,6 +51,19 @@ class HiddenTest:
     run: str
 
 
+@dataclass(slots=True, frozen=True)
+class Need:
+    """What hidden tests need beside the language.
+
+    Attributes:
+        what: In words.
+        check: A command that fails without it; None = no sandbox has it.
+    """
+
+    what: str
+    check: str | None = None
+
+
 @dataclass(slots=True, frozen=True, kw_only=True)
 class Language:
     """A language that tasks can be in.
@@ -66,6 +79,7 @@ class Language:
         hidden_test: Makes the files of a test, given the agent's file and the word.
         shown: Makes a prompt one for the standard library alone.
         solution: Makes a file of a row's declaration, prompt and solution.
+        needs: Says what a test needs that no compiler brings.
     """
 
     name: str
@@ -77,23 +91,25 @@ class Language:
     hidden_test: Callable[[TestSource, str, str], HiddenTest]
     shown: Callable[[str], str] = str
     solution: Callable[[str, str, str], str] = lambda declaration, prompt, body: declaration + body
+    needs: Callable[[TestSource], Need | None] = lambda test: None
 
     @property
     def suffix(self) -> str:
         """Ending of its source files, with the dot."""
         return f".{self.file.rpartition('.')[2]}"
 
-    def needs(self, test: TestSource) -> tuple[str, str] | None:
-        """Return what tests need that no compiler brings, and a command that fails without it."""
-        if self.name == "rust":
-            crate = re.search(r"\b(rand|regex|md5)::", test.code)
-            return (f"the crate {crate[1]}", "false") if crate else None
-        if self.name == "cpp":
-            library = re.search(r"\bboost/[\w/]+\.hpp", test.declaration + test.code)
-            if library:
-                line = f"printf '#include <{library[0]}>\\n' | g++ -E -x c++ - > /dev/null"
-                return f"the header {library[0]}", line
+
+def _header(test: TestSource) -> Need | None:
+    library = re.search(r"\bboost/[\w/]+\.hpp", test.declaration + test.code)
+    if library is None:
         return None
+    line = f"printf '#include <{library[0]}>\\n' | g++ -E -x c++ - > /dev/null"
+    return Need(f"the header {library[0]}", line)
+
+
+def _crate(test: TestSource) -> Need | None:
+    crate = re.search(r"\b(rand|regex|md5)::", test.code)
+    return None if crate is None else Need(f"the crate {crate[1]}")
 
 
 def _python(test: TestSource, solution: str, word: str) -> HiddenTest:
@@ -282,6 +298,7 @@ _ALL = (
         advice="It is compiled as C++17, and includes all that it needs.",
         hidden_test=_cpp,
         solution=_cpp_solution,
+        needs=_header,
     ),
     Language(
         name="rust",
@@ -293,6 +310,7 @@ _ALL = (
         hidden_test=_rust,
         shown=_std_only,
         solution=_rust_solution,
+        needs=_crate,
     ),
 )
 LANGUAGES: Mapping[str, Language] = {language.name: language for language in _ALL}

@@ -108,9 +108,9 @@ class SweTask:
                     "it: give an image that has it (--env.terminal_image), or another "
                     f"--env.language. {answer['output'].strip()[:SHOWN_CHARACTERS]}".strip()
                 )
-        needed = self.language.needs(self.test)
-        if needed and (await ctx.terminal(needed[1]))["exit_code"]:
-            raise Unsupported(f"The hidden tests of {self.id} need {needed[0]}.")
+        need = self.language.needs(self.test)
+        if need and (need.check is None or (await ctx.terminal(need.check))["exit_code"]):
+            raise Unsupported(f"The hidden tests of {self.id} need {need.what}.")
 
     async def reward(self, result: AgentResult, ctx: ToolContext) -> Reward:
         """Run the hidden tests on a copy of the agent's file.
