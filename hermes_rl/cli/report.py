@@ -24,9 +24,9 @@ def summary_text(header: RunHeader, summary: Summary) -> str:
     if summary.errors:
         lines += ["", "errors (0 in the pass rate)", *_errors(summary)]
     if summary.skipped:
-        lines += ["", "skipped (in no figure)", *_counts(summary.skipped)]
+        lines += ["", "skipped (in no figure)", *_counts(summary.skipped).values()]
     if summary.stop_reasons:
-        lines += ["", "how agents ended", *_counts(summary.stop_reasons)]
+        lines += ["", "how agents ended", *_counts(summary.stop_reasons).values()]
     lines += ["", _usage(summary)]
     return "\n".join(lines)
 
@@ -81,16 +81,17 @@ def _mean(score: Score) -> str:
     return "" if score.mean_reward is None else f"  mean reward {score.mean_reward:.3f}"
 
 
-def _counts(counts: dict[str, int]) -> list[str]:
+def _counts(counts: dict[str, int]) -> dict[str, str]:
+    """Return a line by name, the most frequent first."""
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    return [f"  {count:>5}  {name}" for name, count in ordered]
+    return {name: f"  {count:>5}  {name}" for name, count in ordered}
 
 
 def _errors(summary: Summary) -> list[str]:
     """Return the counts, and under each what the first of its kind said."""
     lines = []
-    for count in _counts(summary.errors):
-        said = " ".join(summary.error_messages.get(count.split()[1], "").split())
+    for name, count in _counts(summary.errors).items():
+        said = " ".join(summary.error_messages.get(name, "").split())
         lines += [count, f"         {said[:LONGEST_MESSAGE]}"] if said else [count]
     return lines
 

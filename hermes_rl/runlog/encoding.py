@@ -31,7 +31,7 @@ def _dump(value: object, options: int) -> bytes:
     try:
         return orjson.dumps(value, default=_plain, option=options)
     except TypeError:
-        return orjson.dumps(_storable(value), default=_plain_text, option=options)
+        return orjson.dumps(_storable(value), default=_plain, option=options)
 
 
 def _storable(value: Any) -> Any:
@@ -45,10 +45,6 @@ def _storable(value: Any) -> Any:
 
 
 def _plain(value: object) -> list[int] | list[float] | str:
-    return value.tolist() if isinstance(value, Packed) else str(value)
-
-
-def _plain_text(value: object) -> list[int] | list[float] | str:
     return value.tolist() if isinstance(value, Packed) else _text(value)
 
 
