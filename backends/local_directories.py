@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shutil
 import stat
 import tempfile
-import time
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from hermes_rl.backends.outpost.leftovers import remove_tree
+from hermes_rl.backends.outpost.sandbox_lock import is_abandoned
 from hermes_rl.backends.ownership import Owner
 from hermes_rl.errors import BackendUnavailable
 from hermes_rl.sandbox import SandboxRecord
@@ -112,47 +111,14 @@ class BackendDirectory:
         os.close(self._lock)
 
 
-def remove_tree(path: Path) -> None:
-    """Remove a tree, also one with directories that deny access to their owner. Blocking."""
-    if os.getuid() != 0:
-        for directory, _, _ in os.walk(path):
-            if not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
-                with suppress(OSError):  # gone by now, or another user's
-                    os.chmod(directory, 0o700)
-    shutil.rmtree(path, ignore_errors=True)
-
-
 def sweep() -> list[str]:
     """Remove the directories of instances that live no more; return their paths. Blocking."""
     removed = []
     for path in _base().iterdir():
-        if path.is_dir() and not path.is_symlink() and _is_abandoned(path):
+        if path.is_dir() and not path.is_symlink() and is_abandoned(str(path)):
             remove_tree(path)
             removed.append(str(path))
     return removed
-
-
-def _is_abandoned(path: Path) -> bool:
-    try:
-        lock = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        return _is_old(path)  # made a moment ago, or cut short while being removed
-    except OSError:
-        return False
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    finally:
-        os.close(lock)
-    return True
-
-
-def _is_old(path: Path, *, age_s: float = 60.0) -> bool:
-    try:
-        return time.time() - path.stat().st_mtime > age_s
-    except FileNotFoundError:
-        return False  # another engine's sweep was quicker
 
 
 def list_records() -> list[SandboxRecord]:
@@ -161,7 +127,7 @@ def list_records() -> list[SandboxRecord]:
     for path in _base().iterdir():
         if not path.is_dir() or path.is_symlink():
             continue
-        abandoned = _is_abandoned(path)
+        abandoned = is_abandoned(str(path))
         try:
             run, owner = (path / LOCK_NAME).read_text().splitlines()
         except (OSError, ValueError):

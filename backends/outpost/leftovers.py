@@ -32,7 +32,7 @@ AGES_S = {
 }
 
 
-def remove_tree(top: str) -> None:
+def remove_tree(top: str | os.PathLike[str]) -> None:
     """Remove a tree, also one with directories that deny access to their owner."""
     if os.getuid() != 0:
         open_to_us(top)
@@ -42,7 +42,7 @@ def remove_tree(top: str) -> None:
     shutil.rmtree(top, ignore_errors=True)
 
 
-def open_to_us(directory: str) -> None:
+def open_to_us(directory: str | os.PathLike[str]) -> None:
     """Give ourselves all rights on a directory, if they are ours to give."""
     if os.path.islink(directory) or os.access(directory, os.R_OK | os.W_OK | os.X_OK):
         return

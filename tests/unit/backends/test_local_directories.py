@@ -1,0 +1,72 @@
+"""Directories of sandboxes on this machine: what stubborn ones leave behind, whose they are."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hermes_rl.backends.local_directories import BackendDirectory, remove_tree, sweep
+
+STRANGER = 65_534
+PROGRAM = """
+import os, sys
+from hermes_rl.backends.local_directories import remove_tree
+os.setgroups([])
+os.setgid(int(sys.argv[2]))
+os.setuid(int(sys.argv[2]))
+remove_tree(sys.argv[1])
+"""
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A directory that other users reach; pytest's own are closed to them."""
+    with tempfile.TemporaryDirectory(prefix="hermes-test-", dir="/tmp") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+def test_directories_closed_to_their_owner_are_removed_too(place: Path) -> None:
+    if os.getuid() != 0:
+        pytest.skip("needs root, to be another user")
+    top = place / "top"
+    (top / "work" / "work" / "below").mkdir(parents=True)
+    (top / "work" / "work" / "below" / "file").write_text("")
+    (top / "link").symlink_to("/etc")
+    os.chown(place, STRANGER, STRANGER)
+    for path in [top, *top.rglob("*")]:
+        os.chown(path, STRANGER, STRANGER, follow_symlinks=False)
+    for path in (top / "work/work/below", top / "work/work", top / "work", top):
+        path.chmod(0)
+    words = [sys.executable, "-c", PROGRAM, str(top), str(STRANGER)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not top.exists()
+    assert Path("/etc/passwd").exists()
+
+
+def test_removing_what_is_gone_is_no_error(tmp_path: Path) -> None:
+    remove_tree(tmp_path / "gone")
+
+
+def test_what_is_locked_stays_and_what_is_not_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    mine = BackendDirectory.make("run")
+    dead, made_now, cut_short = (mine.path.parent / name for name in ("dead", "new", "short"))
+    for path in (dead, made_now, cut_short):
+        path.mkdir()
+    (dead / "lock").write_text("gone\nnobody\n")
+    os.utime(cut_short, (1, 1))
+    assert sorted(sweep()) == sorted([str(dead), str(cut_short)])
+    assert mine.path.is_dir()
+    assert made_now.is_dir()
+    mine.remove()
+    assert not mine.path.exists()
