@@ -29,8 +29,11 @@ def unpack(plan: dict[str, Any]) -> bool:
                 f"{archive} holds no image's files: make it with docker export, not docker save"
             )
         os.utime(scratch)  # tar has set the image's; ours tells when it was last asked for
-        if not os.path.isdir(files):
+        try:
             os.rename(scratch, files)
+        except OSError:
+            if not os.path.isdir(files):  # else another engine was quicker
+                raise
     finally:
         remove_tree(scratch)
     return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -53,6 +54,51 @@ def test_an_archive_is_unpacked_once(name: str, base: Path, tmp_path: Path) -> N
     assert not (files / "dev/null").exists()
     assert asked(archive, base) == (files, True)
     unpack({"archive": str(archive), "files": str(files)})  # another engine, a moment later
+    assert os.listdir(base) == [files.name]
+
+
+def test_engines_that_unpack_at_once_agree(base: Path, tmp_path: Path) -> None:
+    archive = pack(tmp_path / "image.tar", **{"etc/seed": "1"})
+    files, _ = asked(archive, base)
+    program = (
+        "import sys; from hermes_rl.backends.outpost.image_archive import unpack; "
+        "sys.stdin.read(); unpack({'archive': sys.argv[1], 'files': sys.argv[2]})"
+    )
+    words = [sys.executable, "-c", program, str(archive), str(files)]
+    engines = [
+        subprocess.Popen(words, stdin=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(3)
+    ]
+    for engine in engines:
+        assert engine.stdin is not None
+        engine.stdin.close()  # all are there by now: they begin together
+        engine.stdin = None
+    complaints = [engine.communicate(timeout=60)[1] for engine in engines]
+    assert [engine.returncode for engine in engines] == [0, 0, 0], complaints
+    assert (files / "etc/seed").read_text() == "1"
+    assert os.listdir(base) == [files.name]
+
+
+def test_a_target_that_appears_meanwhile_will_do(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = pack(tmp_path / "image.tar", **{"etc/seed": "1"})
+    rename = os.rename
+
+    def be_late(source: str, target: str) -> None:
+        (Path(target) / "etc").mkdir(parents=True)
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", be_late)
+    assert made(archive, base).is_dir()
+    assert len(os.listdir(base)) == 1
+
+
+def test_a_place_that_is_no_directory_is_trouble(base: Path, tmp_path: Path) -> None:
+    archive = pack(tmp_path / "image.tar", **{"etc/seed": "1"})
+    files, _ = asked(archive, base)
+    files.write_text("in the way")
+    with pytest.raises(OSError, match=str(files)):
+        unpack({"archive": str(archive), "files": str(files)})
     assert os.listdir(base) == [files.name]
 
 
