@@ -24,14 +24,18 @@ def written_since(since_s: float, pattern: re.Pattern[str], top: str = "/") -> I
         try:
             with os.scandir(pending.pop()) as entries:
                 for entry in entries:
-                    if entry.is_dir(follow_symlinks=False):
-                        if entry.stat(follow_symlinks=False).st_dev == device:
-                            pending.append(entry.path)
-                    elif (
-                        pattern.match(entry.path)
-                        and entry.stat(follow_symlinks=False).st_ctime >= since_s
-                    ):
-                        yield entry.path
+                    is_directory = entry.is_dir(follow_symlinks=False)
+                    if not is_directory and not pattern.match(entry.path):
+                        continue
+                    try:
+                        status = entry.stat(follow_symlinks=False)
+                    except OSError:  # It is gone; its neighbours are not.
+                        continue
+                    if not is_directory:
+                        if status.st_ctime >= since_s:
+                            yield entry.path
+                    elif status.st_dev == device:
+                        pending.append(entry.path)
         except OSError:
             continue
 

@@ -33,3 +33,13 @@ def test_names_that_are_no_text_are_printed_as_they_are(tmp_path: Path) -> None:
     words = [sys.executable, "-IS", rewritten.__file__, "0", ".*", str(tmp_path)]
     done = subprocess.run(words, check=True, capture_output=True)
     assert done.stdout == name + b"\0"
+
+
+def test_a_name_that_vanishes_does_not_hide_its_neighbours(tmp_path: Path) -> None:
+    for name in "abc":
+        (tmp_path / name).touch()
+    first, second, third = (str(tmp_path / name) for name in os.listdir(tmp_path))
+    found = written_since(0, re.compile(".*"), str(tmp_path))
+    assert next(found) == first  # The directory has been read by now.
+    os.unlink(second)
+    assert list(found) == [third]
