@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import anyio
 
+from hermes_rl.author_code import exits_as
 from hermes_rl.context import ToolContext, run_sync_reward
 from hermes_rl.errors import RewardError
 from hermes_rl.tasks import TaskDescription, normalise_reward
@@ -57,7 +58,7 @@ async def score(
         TaskError: The reward is no finite number.
         Exception: Whatever the code raises.
     """
-    try:
+    with exits_as(RewardError, "reward"):
         if sync_reward or task.sync_reward or blocks(reward):
             value = await run_sync_reward(partial(reward, result), context, limiter=threads)
         else:
@@ -65,6 +66,4 @@ async def score(
             pending = context.pending()
             if pending:
                 raise RewardError("; ".join(pending))
-    except SystemExit as error:  # It would end the whole program, other rollouts included.
-        raise RewardError(f"The reward code called sys.exit({error.code!r}).") from error
     return normalise_reward(cast("float | Reward", value), task.id)

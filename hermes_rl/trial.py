@@ -24,6 +24,7 @@ from pathlib import Path
 import anyio
 
 from hermes_rl.agent import HermesAgentLoop
+from hermes_rl.author_code import exits_as
 from hermes_rl.config import ProcessesAtReward
 from hermes_rl.context import ToolContext
 from hermes_rl.errors import (
@@ -237,10 +238,11 @@ class Trial:
         """Let the task prepare the sandbox.
 
         Raises:
-            TaskError: It did not within the setup deadline, or left a call un-awaited.
+            TaskError: It did not within the setup deadline, left a call un-awaited, or exited.
         """
         seconds = self._plan.setup_s
-        with _deadline(seconds, TaskError(f"The task's setup took longer than {seconds:g} s.")):
+        late = TaskError(f"The task's setup took longer than {seconds:g} s.")
+        with _deadline(seconds, late), exits_as(TaskError, "setup"):
             await setup(context)
         if pending := context.pending():
             raise TaskError("; ".join(pending))

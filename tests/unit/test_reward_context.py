@@ -66,7 +66,13 @@ def _exits_in_a_thread(result: Any, ctx: Any) -> float:
     raise SystemExit(9)
 
 
-@pytest.mark.parametrize("reward", [_exits, _exits_in_a_thread])
+async def _exits_in_a_task_group(result: Any, ctx: ToolContext) -> float:
+    async with anyio.create_task_group() as group:
+        group.start_soon(anyio.sleep_forever)
+        raise SystemExit(9)
+
+
+@pytest.mark.parametrize("reward", [_exits, _exits_in_a_thread, _exits_in_a_task_group])
 async def test_reward_code_that_exits_ends_its_rollout_only(reward: Any) -> None:
     result = await outcome(FakeTask(reward=reward))
     assert result.status == "errored"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import anyio
+import pytest
 
 from hermes_rl.config import EnvConfig
 from hermes_rl.engine import RolloutEngine
@@ -54,3 +55,23 @@ async def test_a_forgotten_await_in_setup_is_an_error_that_names_the_line() -> N
     result = await outcome(_Prepared(awaits=False))
     assert result.status == "errored"
     assert "test_task_setup.py" in result.failure.message
+
+
+class _Exits(_Prepared):
+    async def setup(self, ctx: Any) -> None:
+        raise SystemExit(9)
+
+
+class _ExitsInATaskGroup(_Prepared):
+    async def setup(self, ctx: Any) -> None:
+        async with anyio.create_task_group() as group:
+            group.start_soon(anyio.sleep_forever)
+            raise SystemExit(9)
+
+
+@pytest.mark.parametrize("kind", [_Exits, _ExitsInATaskGroup])
+async def test_a_setup_that_exits_ends_its_rollout_only(kind: type[_Prepared]) -> None:
+    result = await outcome(kind())
+    assert result.status == "errored"
+    assert (result.failure.kind, result.failure.phase) == ("TaskError", "setup")
+    assert result.failure.message == "The setup code called sys.exit(9)."
