@@ -6,13 +6,16 @@ Container engines mount both files, so they are not among ``Sandbox.changes()``.
 
 A flag is: a package server's name in ``/etc/hosts``; a loopback name server in
 ``/etc/resolv.conf``, unless it is the engine's own or there is no network anyway (engines leave
-those out when they copy the host's file into a sandbox with a network).
+those out when they copy the host's file into a sandbox with a network); files that could not be
+looked at.
 """
 
 from __future__ import annotations
 
 import secrets
+import socket
 from collections.abc import Iterator
+from ipaddress import IPv4Address, IPv6Address, ip_address
 
 from hermes_rl.sandbox import Capability, Sandbox
 from hermes_rl.tamper import FLAG
@@ -31,11 +34,13 @@ _SERVER_NAMES = """
 _SERVERS = frozenset(_SERVER_NAMES.split())
 _ENGINES_NAME_SERVER = "127.0.0.11"
 _LOOK = """
+set -e
 cat /etc/hosts; echo; echo "$1"
 cat /etc/resolv.conf; echo; echo "$1"
 cat /proc/net/route
 """
 """The parts are told apart by a mark that no file can have been prepared for."""
+_FILES = "/etc/hosts or /etc/resolv.conf"
 
 
 async def redirection_flags(sandbox: Sandbox) -> tuple[str, ...]:
@@ -55,13 +60,15 @@ async def redirection_flags(sandbox: Sandbox) -> tuple[str, ...]:
         max_output_bytes=MAX_BYTES,
         trusted=True,
     )
-    hosts, _, rest = shown.stdout.decode("utf-8", "replace").partition(f"{mark}\n")
-    resolver, _, routes = rest.partition(f"{mark}\n")
+    hosts, first, rest = shown.stdout.decode("utf-8", "replace").partition(f"{mark}\n")
+    resolver, second, routes = rest.partition(f"{mark}\n")
     lines = [f"/etc/hosts ({line})" for line in _redirected(hosts)]
     if _has_network(routes):
         lines += [f"/etc/resolv.conf ({line})" for line in _own_servers(resolver)]
     if shown.stdout_total > len(shown.stdout):
-        lines.append("/etc/hosts or /etc/resolv.conf (too long to be honest)")
+        lines.append(f"{_FILES} (too long to be honest)")
+    elif shown.exit_code != 0 or shown.timed_out or not (first and second and routes):
+        lines.append(f"{_FILES} (could not be looked at)")
     return tuple(f"{FLAG}: {line}" for line in lines)
 
 
@@ -85,8 +92,25 @@ def _own_servers(resolver: str) -> Iterator[str]:
 
 
 def _is_loopback(address: str) -> bool:
-    own = address.startswith("127.") or address in ("0.0.0.0", "::1", "::")
-    return own and address != _ENGINES_NAME_SERVER
+    if address == _ENGINES_NAME_SERVER:
+        return False
+    parsed = _parsed(address.partition("%")[0])
+    if parsed is None:
+        return address.startswith("127.")
+    return parsed.is_loopback or parsed.is_unspecified
+
+
+def _parsed(address: str) -> IPv4Address | IPv6Address | None:
+    """Read an address as resolvers do, which also know ``127.1`` and ``0177.0.0.1``."""
+    try:
+        return IPv4Address(socket.inet_aton(address))
+    except OSError:
+        pass
+    try:
+        parsed = ip_address(address)
+    except ValueError:
+        return None
+    return getattr(parsed, "ipv4_mapped", None) or parsed
 
 
 def _has_network(routes: str) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -18,6 +20,21 @@ ROUTED = "Iface\tDestination\tGateway\neth0\t00000000\t010011AC\n"
 UNROUTED = "Iface\tDestination\tGateway\n"
 
 
+class Looked(FakeSandbox):
+    """Answers only what goes around the processes inside."""
+
+    async def exec(self, cmd: str | Sequence[str], **options: Any) -> ExecResult:
+        assert options["trusted"] is True
+        assert options["session"] is None
+        return await super().exec(cmd, **options)
+
+
+def sandbox_that(answer: Callable[[str | Sequence[str]], ExecResult]) -> FakeSandbox:
+    sandbox = Looked(run=answer)
+    sandbox.capabilities = frozenset({Capability.ENGINE_ACCESS})
+    return sandbox
+
+
 def sandbox_with(hosts: str, resolver: str = "", routes: str = ROUTED) -> FakeSandbox:
     """A sandbox that answers as cat would."""
 
@@ -25,9 +42,7 @@ def sandbox_with(hosts: str, resolver: str = "", routes: str = ROUTED) -> FakeSa
         text = f"\n{command[-1]}\n".join([hosts, resolver, routes])
         return ExecResult(exit_code=0, stdout=text.encode(), stdout_total=len(text.encode()))
 
-    sandbox = FakeSandbox(run=answer)
-    sandbox.capabilities = frozenset({Capability.ENGINE_ACCESS})
-    return sandbox
+    return sandbox_that(answer)
 
 
 async def flags_of(hosts: str = HOSTS, resolver: str = "", routes: str = ROUTED) -> Sequence[str]:
@@ -71,6 +86,19 @@ async def test_other_names_are_none(line: str) -> None:
         ("nameserver 127.0.0.11\noptions ndots:0\n", False),
         ("nameserver 127.0.0.1\n", True),
         ("nameserver  ::1", True),
+        ("nameserver 0:0:0:0:0:0:0:1\n", True),
+        ("nameserver ::1%lo\n", True),
+        ("nameserver ::ffff:127.0.0.1\n", True),
+        ("nameserver ::FFFF:7f00:0001\n", True),
+        ("nameserver ::ffff:0.0.0.0\n", True),
+        ("nameserver ::\n", True),
+        ("nameserver 0.0.0.0\n", True),
+        ("nameserver 127.1\n", True),
+        ("nameserver 0177.0.0.1\n", True),
+        ("nameserver 127.x\n", True),
+        ("nameserver fe80::1%eth0\n", False),
+        ("nameserver ::ffff:8.8.8.8\n", False),
+        ("nameserver example.com\n", False),
         ("# nameserver 127.0.0.1\n", False),
     ],
 )
@@ -84,3 +112,40 @@ async def test_where_the_engine_cannot_look_nothing_is_run() -> None:
     sandbox.capabilities = frozenset({Capability.CHANGES})
     assert await redirection_flags(sandbox) == ()
     assert sandbox.commands == []
+
+
+async def answered(text: str, **fields: Any) -> Sequence[str]:
+    """Flags where the look says ``text``; MARK in it stands for the mark."""
+
+    def answer(command: str | Sequence[str]) -> ExecResult:
+        stdout = text.replace("MARK", command[-1]).encode()
+        result = ExecResult(exit_code=0, stdout=stdout, stdout_total=len(stdout))
+        return replace(result, **fields)
+
+    return await redirection_flags(sandbox_that(answer))
+
+
+WHOLE = f"{HOSTS}\nMARK\nnameserver 8.8.8.8\n\nMARK\n{ROUTED}"
+
+
+@pytest.mark.parametrize(
+    ("text", "fields"),
+    [
+        ("", {}),
+        (HOSTS, {}),
+        (f"{HOSTS}\nMARK\n", {}),
+        (f"{HOSTS}\nMARK\n\nMARK\n", {}),
+        (WHOLE, {"exit_code": 1}),
+        ("", {"exit_code": 127}),
+        (WHOLE, {"exit_code": 124, "timed_out": True}),
+    ],
+)
+async def test_a_look_that_came_to_nothing_is_a_flag(text: str, fields: dict[str, Any]) -> None:
+    (flag,) = await answered(text, **fields)
+    assert flag == "tamper_suspect: /etc/hosts or /etc/resolv.conf (could not be looked at)"
+
+
+async def test_files_that_are_too_long_are_a_flag_and_a_whole_answer_is_none() -> None:
+    assert await answered(WHOLE) == ()
+    (flag,) = await answered(WHOLE, stdout_total=1 << 20)
+    assert flag == "tamper_suspect: /etc/hosts or /etc/resolv.conf (too long to be honest)"
