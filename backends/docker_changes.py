@@ -29,8 +29,8 @@ _KINDS: dict[int, Literal["added", "modified", "deleted"]] = {
 """The engine's kinds of change."""
 
 
-async def read_changes(pieces: AsyncIterator[bytes]) -> list[Change]:
-    """Parse the engine's answer while it comes.
+async def read_changes(pieces: AsyncIterator[bytes], *, without: str = "") -> list[Change]:
+    """Parse the engine's answer while it comes; the path ``without`` is left out.
 
     Raises:
         EngineFailure: It is no list of changes.
@@ -40,10 +40,11 @@ async def read_changes(pieces: AsyncIterator[bytes]) -> list[Change]:
     async for piece in pieces:
         pending += piece
         if len(pending) >= BATCH_BYTES and (end := _last_end(pending)):
-            found += _parsed(pending[:end] + b"]")
+            found += _parsed(pending[:end] + b"]", without)
             pending = b"[" + pending[end + 1 :]
             await anyio.lowlevel.checkpoint()
-    return found + _parsed(pending)
+    found += _parsed(pending, without)
+    return found
 
 
 def _last_end(text: bytes) -> int:
@@ -61,9 +62,10 @@ def _last_end(text: bytes) -> int:
     return 0
 
 
-def _parsed(text: bytes) -> list[Change]:
+def _parsed(text: bytes, without: str) -> list[Change]:
     try:
         entries: list[dict[str, Any]] = orjson.loads(text) or []
-        return [Change(entry["Path"], _KINDS[entry["Kind"]]) for entry in entries]
+        changes = (Change(entry["Path"], _KINDS[entry["Kind"]]) for entry in entries)
+        return [change for change in changes if change.path != without]
     except (orjson.JSONDecodeError, KeyError, TypeError) as error:
         raise EngineFailure(0, f"the engine sent no list of changes: {error!r}") from error

@@ -184,11 +184,11 @@ class DockerEngine:
         answer: list[dict[str, Any]] = await self.json("containers/json", params=params)
         return answer
 
-    async def changes(self, container: str) -> list[Change]:
-        """List paths that differ from the image."""
+    async def changes(self, container: str, *, without: str = "") -> list[Change]:
+        """List paths that differ from the image; the path ``without`` is left out."""
         with _call(CHANGES_TIMEOUT_S):
             async with self._response(f"containers/{container}/changes") as answer:
-                return await read_changes(answer.content.iter_any())
+                return await read_changes(answer.content.iter_any(), without=without)
 
     async def attach(self, container: str) -> AttachTransport:
         """Attach to a created container's main process; start it only after this returns."""

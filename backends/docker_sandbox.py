@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from datetime import datetime
+from itertools import islice
 from pathlib import Path
 
 import anyio
@@ -35,7 +36,7 @@ from hermes_rl.errors import (
     SandboxGone,
     SandboxIsADirectory,
 )
-from hermes_rl.sandbox import TIMEOUT_EXIT_CODE, Change, ExecResult
+from hermes_rl.sandbox import TIMEOUT_EXIT_CODE, UNFINISHED_SEARCH, Change, ExecResult
 
 __all__ = ["PAUSE_LIMIT_S", "DockerSandbox"]
 
@@ -44,6 +45,10 @@ PAUSE_LIMIT_S = 5.0
 ENGINE_SLACK_S = 15.0
 """What the engine may need beyond a trusted command's own deadline to start and report it."""
 PLACE_TIMEOUT_S = 30.0
+SEARCH_TIMEOUT_S = 60.0
+"""For one search for rewritten files."""
+SEARCH_BYTES = 4 << 20
+"""Kept of what a search found: 60,000 paths of 70 bytes."""
 _NO_DEADLINE_S = 7 * 86400.0
 
 
@@ -168,32 +173,37 @@ class DockerSandbox(OutpostSandbox):
         """List what differs from the image, without the mount point of our interpreter."""
         self._check()
         with translated("use", sandbox_id=self.id):
-            changes = await self._engine.changes(self.container)
+            changes = await self._engine.changes(self.container, without=MOUNT_POINT)
             if suspects:
                 changes += await self._rewritten(suspects, changes)
-        mount = next((n for n, change in enumerate(changes) if change.path == MOUNT_POINT), None)
-        if mount is not None:
-            del changes[mount]
         return changes
 
     async def _rewritten(self, suspects: str, known: Sequence[Change]) -> list[Change]:
-        """Find what the engine takes for unchanged; by our interpreter, started by the engine."""
-        since_s = _unix_time((await self._engine.inspect(self.container))["Created"])
-        found: list[bytes] = []
+        """Find what the engine takes for unchanged; by our interpreter, started by the engine.
+
+        Whatever keeps the search from its end is in the sandbox, where an agent may have put it:
+        that is told as a change, because another try must not be what an agent gets for it.
+        """
+        created = (await self._engine.inspect(self.container))["Created"]
+        since_s = datetime.fromisoformat(created).timestamp()
         program = self._plan.runtime.argv("rewritten", str(since_s), suspects)
-        code = await self._engine.run(
-            self.container,
-            program,
-            lambda fd, data: found.append(data if fd == 1 else b""),
-            user="0",
+        request = RunRequest(
+            cmd=program, limit_bytes=SEARCH_BYTES, timeout_s=SEARCH_TIMEOUT_S, user="0", cwd="/"
         )
-        if code != 0:
-            raise EngineFailure(0, f"the search for rewritten files ended with {code}")
-        paths = await _ended_by_nul(b"".join(found))
+        search = _TrustedRun(self._engine, self.container, self._plan, request)
+        done = await search.run(program, is_ours=True)
+        if done.exit_code != 0 or done.stdout_total > len(done.stdout):
+            return [Change(UNFINISHED_SEARCH, "modified")]
+        paths = await _ended_by_nul(done.stdout)
         for start in range(0, len(known), CHANGES_AT_ONCE):
             paths -= {change.path for change in known[start : start + CHANGES_AT_ONCE]}
             await anyio.lowlevel.checkpoint()
-        return [Change(path, "modified") for path in sorted(paths)]
+        changes: list[Change] = []
+        rest = iter(paths)
+        while some := [Change(path, "modified") for path in islice(rest, CHANGES_AT_ONCE)]:
+            changes += some
+            await anyio.lowlevel.checkpoint()
+        return changes
 
     async def _read_trusted(self, path: str, *, max_bytes: int, offset: int) -> bytes:
         """Read a regular file through the engine. A link is refused, not followed."""
@@ -264,15 +274,6 @@ async def _ended_by_nul(data: bytes) -> set[str]:
     return texts
 
 
-def _unix_time(text: str) -> float:
-    """Read the engine's time, which has up to nine digits after the point."""
-    whole, _, rest = text.partition(".")
-    digits = rest.rstrip("Z")
-    if not digits.isdecimal():
-        return datetime.fromisoformat(text).timestamp()
-    return datetime.fromisoformat(f"{whole}+00:00").timestamp() + float(f"0.{digits}")
-
-
 class _TrustedRun:
     """One command run by the engine under our deadline program; its output is kept here."""
 
@@ -286,14 +287,15 @@ class _TrustedRun:
         self._out = _HeadAndTail(request.limit_bytes)
         self._err = self._out if request.merge_stderr else _HeadAndTail(request.limit_bytes)
 
-    async def run(self, command: Sequence[str]) -> ExecResult:
+    async def run(self, command: Sequence[str], *, is_ours: bool = False) -> ExecResult:
+        """Run ``command``; the sandbox's settings of the loader are not for what ``is_ours``."""
         request, plan = self._request, self._plan
         timeout_s = _NO_DEADLINE_S if request.timeout_s is None else request.timeout_s
         stdin = request.stdin or b""
         env = {**plan.env, **request.env}
         # As an argument, what is meant for the loader does not apply to our own interpreter.
         preloads = {name: value for name, value in env.items() if name.startswith("LD_")}
-        words = [f"{name}={value}" for name, value in preloads.items()]
+        words = [] if is_ours else [f"{name}={value}" for name, value in preloads.items()]
         program = plan.runtime.argv(
             "deadline", str(timeout_s), str(len(stdin)), *words, "--", *command
         )

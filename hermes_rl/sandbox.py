@@ -30,6 +30,7 @@ from hermes_rl.plugins import load_plugin
 
 __all__ = [
     "DEFAULT_MAX_OUTPUT_BYTES",
+    "UNFINISHED_SEARCH",
     "Backend",
     "BackendLimits",
     "BackendSettings",
@@ -53,6 +54,10 @@ DEFAULT_MAX_OUTPUT_BYTES = 256 * 1024
 """Output bytes kept per stream of one command (head 40 %, tail 60 %); the rest is counted."""
 TIMEOUT_EXIT_CODE = 124
 """Exit code of a command that met its deadline, as ``timeout(1)`` has it."""
+
+UNFINISHED_SEARCH = "(search for rewritten files)"
+"""Path of the change that stands for all that ``Sandbox.changes()`` could not find out because
+something in the sandbox kept it from it. No real path is like it: they begin with a slash."""
 
 Network = Literal["public", "none"]
 
@@ -448,7 +453,8 @@ class Sandbox(Protocol):
             suspects: Regular expression. What it matches from the start of its path is listed
                 also if only the time of its last change of status shows that it was written
                 since the sandbox was made. Then the image's own content is listed, too, where a
-                program has linked, renamed or touched it.
+                program has linked, renamed or touched it. A search that was stopped, took too
+                long or found too much is the change :data:`UNFINISHED_SEARCH`.
         """
         ...
 

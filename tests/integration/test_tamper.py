@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from hermes_rl.backends import docker_sandbox
 from hermes_rl.backends.docker import create_backend
 from hermes_rl.redirection import redirection_flags
-from hermes_rl.sandbox import Sandbox
+from hermes_rl.sandbox import UNFINISHED_SEARCH, Sandbox
 from hermes_rl.tamper import SUSPECTS, tamper_flags
 
 from .docker_boxes import box, run_settings
@@ -123,6 +124,18 @@ async def test_what_differs_by_its_content_only_is_seen(cache_dir: Path) -> None
         assert not any(change.path.startswith("/usr") for change in untouched)
         (flag,) = await tamper_flags(sandbox, changes)
     assert flag.startswith("tamper_suspect: /usr/bin/curl (")
+
+
+@pytest.mark.parametrize(("limit", "value"), [("SEARCH_TIMEOUT_S", 0.0), ("SEARCH_BYTES", 10)])
+async def test_a_search_that_is_kept_from_its_end_is_a_flag_not_an_error(
+    cache_dir: Path, monkeypatch: pytest.MonkeyPatch, limit: str, value: float
+) -> None:
+    monkeypatch.setattr(docker_sandbox, limit, value)
+    async with create_backend(run_settings(cache_dir)) as backend:
+        sandbox = await backend.create(box())
+        await do(sandbox, [SAME])
+        (flag,) = await tamper_flags(sandbox, await sandbox.changes(suspects=SUSPECTS))
+    assert flag.startswith(f"tamper_suspect: {UNFINISHED_SEARCH} (")
 
 
 REPACK = """

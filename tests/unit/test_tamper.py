@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from hermes_rl.sandbox import Change, ExecResult
+from hermes_rl.sandbox import UNFINISHED_SEARCH, Change, ExecResult
 from hermes_rl.tamper import MAX_CHECKED, MAX_FLAGS, SUSPECTS, tamper_flags
 from hermes_rl.testing.fake_sandbox import FakeSandbox
 from hermes_rl.testing.loop_monitor import run_without_long_callbacks
@@ -33,6 +33,29 @@ async def test_a_million_flags_would_be_one_too_many() -> None:
     flags = await run_without_long_callbacks(lambda: tamper_flags(FakeSandbox(), changes))
     assert len(flags) == MAX_FLAGS + 1
     assert flags[-1] == f"tamper_suspect: {20_000 - MAX_FLAGS} more paths (not looked at)"
+    first = sorted(change.path for change in changes)[:MAX_FLAGS]
+    assert [flag.split()[1] for flag in flags[:-1]] == first
+
+
+async def test_a_search_that_was_kept_from_its_end_is_a_flag() -> None:
+    (flag,) = await tamper_flags(FakeSandbox(), [Change(UNFINISHED_SEARCH, "modified")])
+    assert flag.startswith(f"tamper_suspect: {UNFINISHED_SEARCH} (")
+
+
+def test_no_path_costs_the_pattern_more_than_its_length() -> None:
+    """Of all that repeats, one thing goes beyond a name, once and without a way back."""
+    repeated = re.findall(r"(\[[^]]*\]|\\?.)[*+{]", SUSPECTS)
+    assert set(repeated) == {r"[\d.]", "[^/]", "."}
+    assert repeated.count(".") == SUSPECTS.count("(?>.*/)") == 1
+
+
+@pytest.mark.parametrize("path", ["/a" * 2000, "/.local/lib/python3x" * 200, "/usr/lib" * 500])
+async def test_long_paths_of_many_names_are_none(path: str) -> None:
+    assert not re.match(SUSPECTS, path)
+    assert await tamper_flags(FakeSandbox(), [Change(path, "added")]) == ()
+    (flag,) = await tamper_flags(FakeSandbox(), [Change(f"/usr{path}/x.pth", "added")])
+    assert re.match(SUSPECTS, f"/usr{path}/x.pth")
+    assert f"/usr{path}/x.pth" in flag
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,15 @@ async def test_any_split_gives_the_same_list(
     assert [(change.path, WORDS.index(change.kind)) for change in changes] == entries
 
 
+@given(st.integers(1, 60))
+async def test_one_path_can_be_left_out(size: int) -> None:
+    body = answer([("/a", 1), ("/.hermes", 1), ("/.hermes/b", 1)])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(docker_changes, "BATCH_BYTES", 1)
+        changes = await read_changes(pieces(body, size), without="/.hermes")
+    assert [change.path for change in changes] == ["/a", "/.hermes/b"]
+
+
 async def test_no_changes_are_none() -> None:
     assert await read_changes(pieces(b"null\n", 5)) == []
 
