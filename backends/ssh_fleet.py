@@ -91,13 +91,10 @@ class SSHFleet:
         async with host.preparing:
             if host.facts is not None:
                 return host.facts
-            try:
-                facts = await host.survey()
-                if self._is_isolated:
-                    facts = await self._prepare_isolation(host, facts)
-            except BaseException:
-                host.facts = None
-                raise
+            facts = await host.survey()
+            if self._is_isolated:
+                facts = await self._prepare_isolation(host, facts)
+            host.facts = facts
             return facts
 
     async def _prepare_isolation(self, host: SSHHost, facts: HostFacts) -> HostFacts:

@@ -109,6 +109,7 @@ class SSHHost:
         """One for each sandbox."""
         self.preparing = anyio.Lock()
         self.facts: HostFacts | None = None
+        """Once it is prepared, with all that its sandboxes need."""
         self._options = options
         here = files(_PACKAGE)
         self._program = here.joinpath("bundle.py").read_bytes()
@@ -222,7 +223,7 @@ class SSHHost:
         }
         found = await self.call("survey", plan)
         images = found["images"]
-        self.facts = HostFacts(
+        return HostFacts(
             base=found["base"],
             uid=found["uid"],
             machine=found["machine"],
@@ -239,7 +240,6 @@ class SSHHost:
                 name for name, image in images.items() if not image["is_unpacked"]
             ),
         )
-        return self.facts
 
     def check_bubblewrap(self, facts: HostFacts) -> None:
         """Refuse a host that cannot run our interpreter in bubblewrap, as far as is known.
@@ -273,8 +273,7 @@ class SSHHost:
                 "cannot use our interpreter, which sandboxes in bubblewrap run on: "
                 f"{error}. Use ssh_isolation: none{OR_ELSE}"
             ) from error
-        self.facts = replace(facts, runtime=runtime)
-        return self.facts
+        return replace(facts, runtime=runtime)
 
     async def sweep(self) -> list[str]:
         """Remove what nobody keeps any more; return the ids."""

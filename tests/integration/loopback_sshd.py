@@ -17,6 +17,8 @@ from pathlib import Path
 from hermes_rl.sandbox import Backend, BackendSettings, open_backend
 from tests.conftest import require
 
+from .free_port import free_port
+
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
 PATIENCE_S = 60.0
 GUEST = "hermes-guest"
@@ -41,12 +43,6 @@ def make_key(path: Path) -> Path:
     command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "test", "-f", str(path)]
     subprocess.run(command, check=True, timeout=30)
     return path
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @dataclass(slots=True)

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import anyio
 
+from .free_port import free_port
 from .serve_process import ServeProcess, serving_process
-from .trajectory_server import Trainer, TrajectoryServer, free_port, trajectory_server
+from .trajectory_server import Trainer, TrajectoryServer, trajectory_server
 
 HERE = Path(__file__).parent
 GROUP_SIZE = 2

@@ -9,9 +9,10 @@ import pytest
 
 pytest.importorskip("atroposlib", reason="needs hermes_rl[atropos]")
 
+from .free_port import free_port
 from .serve_chaos import Durations, check_a_disturbed_run
 from .serve_process import serving_process
-from .trajectory_server import Trainer, free_port, trajectory_server
+from .trajectory_server import Trainer, trajectory_server
 
 TERMINAL_TEST = ("terminal-test", "--openai.server_type", "oracle")
 

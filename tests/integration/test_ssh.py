@@ -19,7 +19,9 @@ pytest.importorskip("asyncssh", reason="needs hermes_rl[ssh]")
 from hermes_rl.errors import BackendUnavailable, ConfigError, SandboxError
 from hermes_rl.sandbox import Backend, BackendSettings, SandboxSpec, open_backend
 
-from .loopback_sshd import Sshd, free_port, make_key, running_sshd
+from .evaluate_process import processes_with
+from .free_port import free_port
+from .loopback_sshd import Sshd, make_key, running_sshd
 
 ENGINE = """
 import anyio, orjson, sys
@@ -50,8 +52,8 @@ def backend_of(sshd: Sshd, **options: object) -> Backend:
 
 
 def sleeping(seconds: int) -> list[str]:
-    found = subprocess.run(["pgrep", "-fx", f"sleep {seconds}"], capture_output=True, check=False)
-    return found.stdout.decode().split()
+    wanted = f"sleep {seconds} "  # and nothing else: the shell's words hold it too
+    return [line for line in processes_with([wanted]) if line == wanted]
 
 
 async def test_an_unknown_host_key_is_refused_and_the_fix_named(sshd: Sshd, tmp_path: Path) -> None:

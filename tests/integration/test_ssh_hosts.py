@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
@@ -18,11 +19,14 @@ pytest.importorskip("asyncssh", reason="needs hermes_rl[ssh]")
 
 from hermes_rl.backends import ssh_session
 from hermes_rl.backends.ssh_sandbox import SSHSandbox
-from hermes_rl.errors import SandboxError
+from hermes_rl.errors import BackendUnavailable, SandboxError
 from hermes_rl.sandbox import Backend, BackendSettings, Inventory, SandboxSpec, open_backend
+from tests.conftest import require
 
+from .bubblewrap_here import complaint_of_bubblewrap
 from .evaluate_process import run
-from .loopback_sshd import GUEST, Sshd, free_port, make_key, running_sshd, sshd_for_guest
+from .free_port import free_port
+from .loopback_sshd import GUEST, Sshd, make_key, running_sshd, sshd_for_guest
 
 PATIENCE_S = 60.0
 
@@ -112,6 +116,40 @@ async def test_one_host_that_is_down_from_the_start_is_done_without(
         assert f"going on without a host: {nobody}" in caplog.text
         (sandbox,) = await created(backend, 1)
         assert await works(sandbox)
+
+
+async def test_one_that_was_down_at_first_is_made_ready_when_it_is_used_not_when_it_is_swept(
+    left_host: Sshd, right_host: Sshd
+) -> None:
+    complaint = complaint_of_bubblewrap()
+    require(not complaint, complaint)
+    options = options_for(left_host, right_host, ssh_isolation="bwrap")
+    left_host.stop()
+    async with opened(options) as backend:
+        left_host.start()
+        assert await backend.sweep() == []
+        sandboxes = await created(backend, 4)
+        assert by_port(sandboxes) == {left_host.port: 2, right_host.port: 2}
+        for sandbox in sandboxes:
+            assert await works(sandbox)
+
+
+async def test_one_that_lost_its_interpreter_gets_it_again_though_it_was_swept(
+    right_host: Sshd,
+) -> None:
+    complaint = complaint_of_bubblewrap()
+    require(not complaint, complaint)
+    async with opened(right_host.options(ssh_isolation="bwrap")) as backend:
+        (sandbox,) = await created(backend, 1)
+        await sandbox.close()
+        (interpreter,) = right_host.sandboxes.glob("runtime-*")
+        shutil.rmtree(interpreter)
+        with pytest.raises(BackendUnavailable, match="lost its files"):
+            await backend.create(SandboxSpec())
+        assert await backend.sweep() == []
+        (again,) = await created(backend, 1)
+        assert await works(again)
+        assert interpreter.exists()
 
 
 async def test_a_host_that_cannot_now_is_passed_over(right_host: Sshd) -> None:

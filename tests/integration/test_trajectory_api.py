@@ -23,7 +23,8 @@ from hermes_rl.atropos.trajectory_api import (
 )
 from hermes_rl.errors import ConfigError
 
-from .trajectory_server import Trainer, TrajectoryServer, free_port, trajectory_server
+from .free_port import free_port
+from .trajectory_server import Trainer, TrajectoryServer, trajectory_server
 
 
 def group(size: int = 2, length: int = 3) -> dict[str, object]:

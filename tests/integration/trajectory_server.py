@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -15,13 +14,9 @@ from typing import Any
 import anyio
 import httpx
 
+from .free_port import free_port
+
 RUN_API = Path(sys.executable).with_name("run-api")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class TrajectoryServer:

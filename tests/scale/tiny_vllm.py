@@ -22,7 +22,7 @@ from safetensors.numpy import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from tests.integration.trajectory_server import free_port
+from tests.integration.free_port import free_port
 from tests.tiny_llama import (
     BOS,
     CALLS,
