@@ -66,7 +66,12 @@ class BoxRecord:
 
 @dataclass(slots=True, frozen=True)
 class CloudImage:
-    """What a sandbox is made from: the vendor's own object, and its name for people."""
+    """What a sandbox is made from.
+
+    Attributes:
+        name: For people; no two images have the same.
+        value: The vendor's own object.
+    """
 
     name: str
     value: Any
@@ -100,7 +105,8 @@ class CloudBox(Protocol):
         """Start what will be the outpost and return its stream, not yet running.
 
         Raises:
-            PythonMissing: There is no python3 to start it with.
+            PythonMissing: There is no python3 to start it with, or no shell.
+            TerminalMissing: Nothing there lets a shipment through the terminal.
             CreateError: It does not start; says why.
         """
         ...

@@ -15,7 +15,7 @@ import anyio
 from hermes_rl.backends.cloud_stream import CloudStream
 from hermes_rl.backends.daytona_errors import TABLE
 from hermes_rl.backends.outpost.start import NO_PYTHON_EXIT_CODE, PythonMissing
-from hermes_rl.backends.shipment import NO_TERMINAL_EXIT_CODE
+from hermes_rl.backends.shipment import NO_TERMINAL_EXIT_CODE, TerminalMissing
 from hermes_rl.errors import BackendUnavailable, CreateError, HermesRLError
 
 __all__ = ["DaytonaStream"]
@@ -77,6 +77,7 @@ class DaytonaStream(CloudStream):
 
         Raises:
             PythonMissing: The shell found no python3.
+            TerminalMissing: Nor stty, which our own needs.
             CreateError: The session ended, or nothing of the kind came in time.
             BackendUnavailable: The connection was lost.
         """
@@ -91,7 +92,7 @@ class DaytonaStream(CloudStream):
         if code == NO_PYTHON_EXIT_CODE:
             raise PythonMissing
         if code == NO_TERMINAL_EXIT_CODE:
-            raise CreateError("The image has no stty, which a supervisor on a terminal needs.")
+            raise TerminalMissing("the image has no stty, which a supervisor on a terminal needs")
         if code is None and self.ended.is_set():
             raise BackendUnavailable("The connection to a new sandbox's terminal was lost.")
         lines = self.shell_text.decode("utf-8", "replace").strip().splitlines()

@@ -136,7 +136,7 @@ class DaytonaVendor:
             image = await anyio.to_thread.run_sync(read, limiter=self._readers)
         except Exception as error:
             raise ImageBuildFailed(f"{directory} cannot be read: {error}") from error
-        return CloudImage(f"{directory.parent.name}/{directory.name}", image)
+        return CloudImage(str(directory), image)
 
     # Sandboxes
 

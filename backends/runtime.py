@@ -43,6 +43,7 @@ __all__ = [
     "MOUNT_POINT",
     "PROGRAMS",
     "Runtime",
+    "RuntimeImpossible",
     "build_runtime",
     "ensure_runtime",
 ]
@@ -143,11 +144,16 @@ class Runtime:
         return [*python, "-ISu", "-Xutf8"]
 
 
+class RuntimeImpossible(BackendUnavailable):
+    """This machine can never make the directory of this interpreter."""
+
+
 async def ensure_runtime(cache_dir: Path) -> Runtime:
     """Return this host's runtime directory, building it if it is not there yet.
 
     Raises:
-        BackendUnavailable: It cannot be built here; says why.
+        RuntimeImpossible: It can never be built here; says why.
+        BackendUnavailable: It cannot be built now; says why.
     """
     return await anyio.to_thread.run_sync(build_runtime, cache_dir, limiter=_BUILDERS)
 
@@ -166,10 +172,11 @@ def build_runtime(
         programs: Name and source of each program to put in; None = :data:`PROGRAMS`.
 
     Raises:
-        BackendUnavailable: It cannot be built here; says why.
+        RuntimeImpossible: It can never be built here; says why.
+        BackendUnavailable: It cannot be built now; says why.
     """
     if not sys.platform.startswith("linux"):
-        raise BackendUnavailable(
+        raise RuntimeImpossible(
             "Sandboxes with a mounted interpreter need Linux on the host; run hermes_rl in Linux."
         )
     interpreter = python or Path(getattr(sys, "_base_executable", "") or sys.executable)
@@ -182,11 +189,16 @@ def build_runtime(
             _install(plan, target)
         os.utime(target)
     except (OSError, subprocess.SubprocessError, ValueError) as error:
-        raise BackendUnavailable(
+        kind = RuntimeImpossible if isinstance(error, _NotCopyable) else BackendUnavailable
+        raise kind(
             f"The interpreter directory for sandboxes cannot be made from {interpreter} in "
             f"{cache_dir}: {error}"
         ) from error
     return Runtime(target, plan.loader)
+
+
+class _NotCopyable(ValueError):
+    """Of an interpreter: what it is made of cannot be put into a directory."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -269,7 +281,7 @@ def _inside(path: str, stdlib: str) -> str:
 def _loader_of(executable: Path) -> Path:
     loader = dynamic_loader(executable.read_bytes())
     if loader is None:
-        raise ValueError(f"{executable} is not a dynamically linked 64-bit program")
+        raise _NotCopyable(f"{executable} is not a dynamically linked 64-bit program")
     return Path(loader)
 
 

@@ -19,14 +19,23 @@ from pathlib import Path
 
 import anyio
 import anyio.to_thread
+from anyio.abc import TaskGroup
 
 from hermes_rl.backends.outpost.start import OutpostStart
 from hermes_rl.backends.outpost.transport import Transport
-from hermes_rl.backends.runtime import MANIFEST, Runtime, ensure_runtime
+from hermes_rl.backends.runtime import MANIFEST, Runtime, RuntimeImpossible, ensure_runtime
+from hermes_rl.backends.shared_work import SharedWork
 from hermes_rl.backends.shipment_script import SCRIPT, TOOLS
-from hermes_rl.errors import BackendUnavailable
+from hermes_rl.errors import BackendUnavailable, CreateError, SandboxError
 
-__all__ = ["NO_TERMINAL_EXIT_CODE", "Bundle", "InterpreterStock", "NotTaken", "Shipment"]
+__all__ = [
+    "NO_TERMINAL_EXIT_CODE",
+    "Bundle",
+    "InterpreterStock",
+    "NotTaken",
+    "Shipment",
+    "TerminalMissing",
+]
 
 NO_TERMINAL_EXIT_CODE = 125
 """Of the typed command, where the terminal cannot be made a plain byte stream."""
@@ -71,6 +80,10 @@ class NotTaken(Exception):
         self.is_final = is_final
 
 
+class TerminalMissing(CreateError):
+    """The shell where a shipment was to go has no stty to make its terminal a byte stream."""
+
+
 @dataclass(slots=True, frozen=True)
 class Bundle:
     """An interpreter directory as one piece: a table of its files, then their contents.
@@ -95,6 +108,7 @@ class Bundle:
 
         Raises:
             OSError: It cannot be read.
+        RuntimeImpossible: A file in it cannot be named.
         """
         files = dict(sorted(_files(runtime)))
         table = "".join(_line(name, path) for name, path in files.items()).encode("ascii")
@@ -127,21 +141,23 @@ def _files(runtime: Runtime) -> Iterator[tuple[str, Path]]:
 def _line(name: str, path: Path) -> str:
     info = path.stat()
     if name.split() != [name]:
-        raise OSError(f"a file's name has a space in it: {name!r}")
+        raise RuntimeImpossible(f"a file's name has a space in it: {name!r}")
     return f"{info.st_size} {'x' if info.st_mode & 0o100 else 'r'} {name}\n"
 
 
 class InterpreterStock:
     """Builds the bundle when the first place needs it, and keeps it.
 
+    A build that fails does so for all who wait for it; the next who asks tries again.
+
     Args:
         cache_dir: Where interpreter directories are kept here.
+        tasks: It is built in it.
     """
 
-    def __init__(self, cache_dir: Path) -> None:
+    def __init__(self, cache_dir: Path, tasks: TaskGroup) -> None:
         self._cache_dir = cache_dir
-        self._bundle: Bundle | None = None
-        self._building = anyio.Lock()
+        self._shared: SharedWork[Bundle] = SharedWork(tasks)
 
     async def bundle(self) -> Bundle:
         """Return it.
@@ -149,16 +165,18 @@ class InterpreterStock:
         Raises:
             NotTaken: There is none: we do not run on Linux, say.
         """
-        async with self._building:
-            if self._bundle is None:
-                try:
-                    runtime = await ensure_runtime(self._cache_dir)
-                    self._bundle = await anyio.to_thread.run_sync(
-                        Bundle.of, runtime, limiter=_THREADS
-                    )
-                except (BackendUnavailable, OSError) as error:
-                    raise NotTaken(str(error), is_final=True) from error
-            return self._bundle
+        try:
+            return await self._shared.get("the interpreter", self._build)
+        except SandboxError as error:
+            is_final = isinstance(error, RuntimeImpossible)
+            raise NotTaken(str(error), is_final=is_final) from error
+
+    async def _build(self) -> Bundle:
+        runtime = await ensure_runtime(self._cache_dir)
+        try:
+            return await anyio.to_thread.run_sync(Bundle.of, runtime, limiter=_THREADS)
+        except OSError as error:
+            raise BackendUnavailable(f"{runtime.path} cannot be read: {error}") from error
 
 
 @dataclass(slots=True, frozen=True)

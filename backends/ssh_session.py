@@ -87,7 +87,7 @@ class SSHSession:
                 capabilities=self.capabilities,
                 tasks=self._tasks,
             )
-            stock = InterpreterStock(self._settings.cache_dir)
+            stock = InterpreterStock(self._settings.cache_dir, self._tasks)
             hosts = [
                 SSHHost(address, self._options, tasks=self._tasks, stock=stock)
                 for address in self._options.addresses()

@@ -16,8 +16,8 @@ from tests.conftest import require
 
 from .bare_images import LAUNCHER, built_image, python_to_copy
 from .cloud_conformance import OnCloud, OnDaytona, OnModal
-from .clouds import CLOUDS, Cloud
-from .docker_boxes import BARE_IMAGE, EMPTY_IMAGE, box
+from .clouds import CLOUDS, DAYTONA, Cloud
+from .docker_boxes import BARE_IMAGE, EMPTY_IMAGE, TEST_IMAGE, box
 
 pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("docker_image")]
 
@@ -73,6 +73,32 @@ async def test_an_image_that_cannot_take_ours_is_told_what_helps(
         assert ("add_python" in str(caught.value)) == (cloud.name == "modal")
         assert not caught.value.retryable
         assert server.lives.alive == []
+
+
+async def test_an_image_without_stty_is_told_what_helps_where_it_is_needed(tmp_path: Path) -> None:
+    (tmp_path / "Dockerfile").write_text(f"FROM {BARE_IMAGE}\nRUN rm /usr/bin/stty\n")
+    async with DAYTONA.serving(in_containers=True) as server, DAYTONA.backend() as backend:
+        with pytest.raises(CreateError, match=r"no python3.*: the image has no stty") as caught:
+            await backend.create(box(image=None, dockerfile_dir=tmp_path))
+        assert f"Image {tmp_path} has" in str(caught.value)
+        assert str(caught.value).endswith("Use an image that has python3.")
+        assert not caught.value.retryable
+        assert server.lives.alive == []
+
+
+async def test_images_from_directories_of_the_same_name_are_told_apart(tmp_path: Path) -> None:
+    bare, whole = (tmp_path / top / "task1" / "environment" for top in ("bare", "whole"))
+    for directory, image in ((bare, BARE_IMAGE), (whole, TEST_IMAGE)):
+        directory.mkdir(parents=True)
+        (directory / "Dockerfile").write_text(f"FROM {image}\n")
+    async with DAYTONA.serving(in_containers=True), DAYTONA.backend() as backend:
+        was_sent = []
+        for directory in (bare, whole):
+            sandbox = await backend.create(box(image=None, dockerfile_dir=directory))
+            found = await sandbox.exec("test -e /.hermes", timeout_s=60)
+            was_sent.append(found.exit_code == 0)
+            await sandbox.close()
+    assert was_sent == [True, False]
 
 
 @pytest.mark.parametrize("cloud", CLOUDS)

@@ -8,6 +8,7 @@ import platform
 import pty
 import shutil
 import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
@@ -23,7 +24,7 @@ from hermes_rl.backends.outpost.start import (
     OutpostStart,
     outpost_options,
 )
-from hermes_rl.backends.runtime import build_runtime
+from hermes_rl.backends.runtime import RuntimeImpossible, build_runtime
 from hermes_rl.backends.shipment import Bundle, InterpreterStock, NotTaken, Shipment
 from hermes_rl.backends.shipment_script import TOOLS
 
@@ -263,12 +264,87 @@ async def test_an_end_without_an_answer_is_told(bundle: Bundle, place: Path, too
     assert not caught.value.is_final
 
 
+def test_it_is_as_small_as_the_documentation_says(bundle: Bundle) -> None:
+    """docs/backends.md: 4.5 MB on the way, 30 MB on the disk, where it lies twice for a moment."""
+    assert len(bundle.packed) <= 4.5e6
+    table = gzip.decompress(bundle.packed)[: bundle.table_bytes].decode()
+    sizes = [int(line.split()[0]) for line in table.splitlines()]
+    assert sum(sizes) + bundle.table_bytes == bundle.plain_bytes
+    on_disk = sum(-(-size // 4096) * 4096 for size in [*sizes, bundle.table_bytes])
+    assert bundle.plain_bytes + on_disk <= 30e6
+
+
+@asynccontextmanager
+async def stock_in(cache_dir: Path) -> AsyncIterator[InterpreterStock]:
+    async with anyio.create_task_group() as tasks:
+        yield InterpreterStock(cache_dir, tasks)
+
+
+async def unavailable(stock: InterpreterStock) -> NotTaken:
+    with pytest.raises(NotTaken) as caught:
+        await stock.bundle()
+    return caught.value
+
+
 async def test_the_stock_keeps_one_bundle(tmp_path: Path) -> None:
-    stock = InterpreterStock(tmp_path)
-    assert await stock.bundle() is await stock.bundle()
+    async with stock_in(tmp_path) as stock:
+        assert await stock.bundle() is await stock.bundle()
+
+
+async def test_what_may_pass_is_told_as_that_and_tried_again(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(NotTaken, match="cannot be made"):
-        await InterpreterStock(tmp_path / "file" / "cache").bundle()
+    async with stock_in(tmp_path / "file" / "cache") as stock:
+        error = await unavailable(stock)
+        assert "cannot be made" in str(error)
+        assert not error.is_final
+        (tmp_path / "file").unlink()
+        assert (await stock.bundle()).packed
+
+
+def interpreter_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> Path:
+    """Let a script be what runs us; return the file that has a line for every time it is run."""
+    runs = tmp_path / "runs"
+    fake = tmp_path / "python"
+    fake.write_text(f"#!/bin/sh\necho run >>{runs}\n{script}\n")
+    fake.chmod(0o755)
+    monkeypatch.setattr(sys, "_base_executable", str(fake))
+    return runs
+
+
+async def test_a_build_that_fails_fails_once_for_all_who_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = interpreter_of(tmp_path, monkeypatch, "exit 7")
+    errors: list[NotTaken] = []
+
+    async def ask(stock: InterpreterStock) -> None:
+        errors.append(await unavailable(stock))
+
+    async with stock_in(tmp_path / "cache") as stock:
+        async with anyio.create_task_group() as tasks:
+            for _ in range(5):
+                tasks.start_soon(ask, stock)
+        assert runs.read_text() == "run\n"
+        assert [error.is_final for error in errors] == 5 * [False]
+        await unavailable(stock)
+        assert runs.read_text() == "run\nrun\n"
+
+
+async def test_a_machine_that_can_never_build_it_is_told_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interpreter_of(tmp_path, monkeypatch, r'printf "%s\\0%s\\0%s" "$0" /usr/lib /usr')
+    async with stock_in(tmp_path / "cache") as stock:
+        error = await unavailable(stock)
+    assert "not a dynamically linked" in str(error)
+    assert error.is_final
+
+
+async def test_a_name_that_cannot_be_sent_is_told_as_final(bundle: Bundle, tmp_path: Path) -> None:
+    shutil.copytree(bundle.runtime.path, tmp_path / "copy")
+    (tmp_path / "copy" / "a b").write_text("")
+    with pytest.raises(RuntimeImpossible, match="a space in it"):
+        Bundle.of(replace(bundle.runtime, path=tmp_path / "copy"))
 
 
 async def test_the_outpost_follows_on_the_same_stream(
