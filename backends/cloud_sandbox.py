@@ -145,8 +145,7 @@ class CloudSandbox(OutpostSandbox):
         cause: GoneCause = fate.cause
         by_agent = fate.by_agent
         why = fate.detail or loss.reason
-        # Frames that neither end would send were written by something inside.
-        if loss.is_forged or loss.bye == "garbage":
+        if loss.is_by_agent:
             cause, by_agent, why = "killed", True, loss.reason
         elif loss.bye == "expired" or time.monotonic() >= self._deadline_s:
             cause, by_agent, why = "expired", False, "its lease is over"

@@ -117,10 +117,8 @@ class DockerSandbox(OutpostSandbox):
         is_running = not fate.ended.is_set() and not fate.removed
         if is_running:
             await self._remove_container(self.container)
-        # Frames that neither end would send were written by something inside.
-        is_forged = loss.is_forged or loss.bye == "garbage"
-        if is_running or is_forged:
-            return self._unusable(loss.reason, by_agent=is_forged)
+        if is_running or loss.is_by_agent:
+            return self._unusable(loss.reason, by_agent=loss.is_by_agent)
         expired = loss.bye == "expired" or time.monotonic() >= self._deadline_s
         return gone(fate, sandbox_id=self.id, expired=expired)
 

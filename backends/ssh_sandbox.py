@@ -103,7 +103,7 @@ class SSHSandbox(OutpostSandbox):
         wire = self.wire
         if loss.bye == "expired" or wire.exit_status == EXIT_OVERDUE:
             return self._ended("its lease is over", expired=True)
-        if loss.is_forged or loss.bye == "garbage":
+        if loss.is_by_agent:
             return self._ended(loss.reason, by_agent=True)
         if wire.lost or (wire.exit_status is None and not wire.exit_signal):
             return ChannelLost(

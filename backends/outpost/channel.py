@@ -86,6 +86,11 @@ class Loss:
     bye: str = ""
     is_forged: bool = False
 
+    @property
+    def is_by_agent(self) -> bool:
+        """Either end met frames that the other would not send: something inside wrote them."""
+        return self.is_forged or self.bye == "garbage"
+
 
 class Waiter:
     """Receives the replies to one request; ``done`` is set at the last one or at loss."""

@@ -175,6 +175,19 @@ async def test_the_last_word_of_the_outpost_reaches_the_backend() -> None:
     assert not losses[0].is_forged
 
 
+@pytest.mark.parametrize(
+    ("loss", "is_by_agent"),
+    [
+        (Loss("not a frame", is_forged=True), True),
+        (Loss("end of stream", bye="garbage"), True),
+        (Loss("end of stream", bye="expired"), False),
+        (Loss("end of stream"), False),
+    ],
+)
+def test_frames_that_neither_end_would_send_are_the_agents(loss: Loss, is_by_agent: bool) -> None:
+    assert loss.is_by_agent is is_by_agent
+
+
 async def test_a_backend_that_cannot_explain_still_gives_an_error() -> None:
     def explain(loss: Loss) -> SandboxError:
         raise RuntimeError("the daemon is away")
