@@ -40,9 +40,8 @@ CONVERSIONS = 2
 """At once: each compresses on every core it finds and unpacks into the temporary directory."""
 INSPECTIONS = 4
 LOCK_POLL_S = 0.5
-COMPLAINT_BYTES = 64 * 1024
-OBJECT_BYTES = 1 << 20
-"""Of what a SIF file holds besides file systems, the most that is looked at."""
+KEPT_BYTES = 1 << 20
+"""Of what the program prints, the most that is looked at: what a SIF file holds is of any size."""
 _TRANSPORT = re.compile(r"[a-z][a-z0-9-]*:")
 _TRANSPORTS = ("docker", "docker-daemon", "docker-archive", "oci", "oci-archive", "oras", "library")
 _OCI_FIELDS = {"WorkingDir", "Env", "Cmd", "Entrypoint", "User", "ExposedPorts", "Labels"}
@@ -124,6 +123,17 @@ class _Cached:
     def lock(self) -> Path:
         return self.directory / f"{self.key}.lock"
 
+    @property
+    def scratch(self) -> Path:
+        """Where the holder of the lock works; what a killed one left there is of no use."""
+        return self.directory / f".build-{self.key}"
+
+    def fresh_scratch(self) -> Path:
+        """Return an empty directory in it, unlike any that an orphan may write to. Blocking."""
+        remove_tree(self.scratch)
+        self.scratch.mkdir(exist_ok=True)
+        return Path(tempfile.mkdtemp(dir=self.scratch))
+
     def load(self, name: str) -> Image | None:
         """Return the image if it is there. Blocking."""
         try:
@@ -194,6 +204,9 @@ class ImageStore:
             return await self._local(name, Path(reference))
         cached = _Cached.of(self.cache_dir, reference)
         try:
+            image: Image | None = await self._in_thread(cached.load, name)
+            if image is not None:
+                return image
             async with self._conversions, self._locked(cached):
                 image = await self._in_thread(cached.load, name)
                 return image or await self._convert(name, reference, cached)
@@ -213,17 +226,15 @@ class ImageStore:
         return Image.of(path, name, await self._configuration(path))
 
     async def _convert(self, name: str, reference: str, cached: _Cached) -> Image:
-        with tempfile.TemporaryDirectory(
-            prefix=".build-", dir=cached.directory, ignore_cleanup_errors=True
-        ) as scratch:
-            target = Path(scratch, "image.sif")
-            try:
-                await self._run(self.program.build(target, reference), scratch=scratch)
-                config = await self._configuration(target)
-                await self._in_thread(cached.save, target, reference, config)
-            finally:
-                with anyio.CancelScope(shield=True):
-                    await self._in_thread(remove_tree, Path(scratch))
+        try:
+            scratch = await self._in_thread(cached.fresh_scratch)
+            target = scratch / "image.sif"
+            await self._run(self.program.build(target, reference), scratch=str(scratch))
+            config = await self._configuration(target)
+            await self._in_thread(cached.save, target, reference, config)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._in_thread(remove_tree, cached.scratch)
         return Image.of(cached.image, name, config)
 
     @asynccontextmanager
@@ -254,13 +265,13 @@ class ImageStore:
         for number in re.findall(rb"^(\d+) .*JSON\.Generic", listing, re.M):
             with suppress(SandboxError, orjson.JSONDecodeError):
                 content = await self._run(self.program.dump_object(image, int(number)))
-                found = orjson.loads(content[:OBJECT_BYTES])
+                found = orjson.loads(content)
                 if isinstance(found, dict) and found.keys() & _OCI_FIELDS:
                     return found
         return {}
 
     async def _run(self, argv: Sequence[str], *, scratch: str | None = None) -> bytes:
-        """Run the program to its end, killed with all it started if we are cancelled."""
+        """Run the program to its end, which is also that of all it started."""
         environment = program_environment()
         if scratch is not None:
             environment |= {"APPTAINER_TMPDIR": scratch, "SINGULARITY_TMPDIR": scratch}
@@ -278,11 +289,12 @@ class ImageStore:
             async with anyio.create_task_group() as readers:
                 readers.start_soon(_drain, process.stdout, printed, "out")
                 readers.start_soon(_drain, process.stderr, printed, "err")
-            code = await process.wait()
+                try:
+                    code = await process.wait()
+                finally:  # what outlives it may also hold its output
+                    with suppress(ProcessLookupError):
+                        os.killpg(process.pid, signal.SIGKILL)
         finally:
-            if process.returncode is None:
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
             with anyio.CancelScope(shield=True):
                 await process.wait()
                 await process.aclose()
@@ -298,5 +310,5 @@ async def _drain(stream: Any, printed: dict[str, bytes], name: str) -> None:
     kept = bytearray()
     async for piece in stream:
         kept += piece
-        del kept[: -max(COMPLAINT_BYTES, OBJECT_BYTES)]
+        del kept[:-KEPT_BYTES]
     printed[name] = bytes(kept)
