@@ -129,6 +129,8 @@ class LocalBackend:
 
     async def sweep(self) -> Sequence[str]:
         """Remove the directories of engines that live no more; works unconnected too."""
+        if self._session is not None:
+            return await self._session.sweep()
         return await anyio.to_thread.run_sync(sweep, limiter=anyio.CapacityLimiter(1))
 
     async def records(self) -> Sequence[SandboxRecord]:

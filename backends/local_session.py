@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -37,6 +37,8 @@ logger = logging.getLogger(__name__)
 MAX_HELPERS = 4
 FILE_THREADS = 8
 SWEEP_INTERVAL_S = 60.0
+UNREPORTED = 1000
+"""Most that is remembered of what was swept before anyone asked."""
 KEPT_ENVIRONMENT = ("PATH", "LANG", "LANGUAGE", "TERM", "TZ", "USER", "LOGNAME", "SHELL")
 """Of the engine's environment, what commands get besides LC_*. Keys and tokens are not in it."""
 
@@ -67,6 +69,8 @@ class LocalSession:
         self._nurseries: list[NurseryClient] = []
         self._sandboxes: dict[str, LocalSandbox] = {}
         self._sweeping = anyio.CancelScope()
+        self._sweep_turn = anyio.Lock()
+        self._unreported: list[str] = []
         self._stack = AsyncExitStack()
 
     async def open(self) -> None:
@@ -112,10 +116,26 @@ class LocalSession:
         with self._sweeping:
             while True:
                 try:
-                    await self._in_thread(sweep)
+                    async with self._sweep_turn:
+                        removed = await self._remove_abandoned()
+                        self._unreported = [*self._unreported, *removed][-UNREPORTED:]
                 except (BackendUnavailable, OSError) as error:
                     logger.info("sweeping the local sandboxes' directories: %s", error)
                 await anyio.sleep(SWEEP_INTERVAL_S)
+
+    async def sweep(self) -> list[str]:
+        """Remove what engines left that live no more; return all that was since last asked.
+
+        Raises:
+            BackendUnavailable: The temporary directory cannot be used.
+        """
+        async with self._sweep_turn:
+            removed = await self._remove_abandoned()
+            removed, self._unreported = [*self._unreported, *removed], []
+        return removed
+
+    async def _remove_abandoned(self) -> list[str]:
+        return await self._in_thread(sweep)
 
     # Helpers
 
@@ -218,10 +238,10 @@ class LocalSession:
         directory: SandboxDirectory,
         transport: SocketTransport,
     ) -> LocalSandbox:
-        sandbox = LocalSandbox(
+        sandbox = self._made(
+            directory,
             id=id,
             nursery=nursery,
-            directory=directory,
             admission=self._admission,
             transport=transport,
             capabilities=self._capabilities - {Capability.BASH},
@@ -232,6 +252,9 @@ class LocalSession:
         self._sandboxes[id] = sandbox
         self._tasks.start_soon(sandbox.serve)
         return sandbox
+
+    def _made(self, directory: SandboxDirectory, **options: Any) -> LocalSandbox:
+        return LocalSandbox(directory=directory, **options)
 
 
 def keeper_message(spec: SandboxSpec, directory: SandboxDirectory) -> dict[str, object]:

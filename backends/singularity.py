@@ -7,15 +7,14 @@ outpost runs as process 1 over the mounted interpreter, so the image needs no Py
 inside can kill or replace it. The network is the host's unless it is ``none``.
 
 What a user may do depends on the machine, so it is tried when the backend is entered: who one is
-inside, whether there can be no network, whether limits hold. What does not work there is a
-capability that is missing.
+inside, whether there can be no network, whether a container with limits starts (that they hold is
+the runtime's word). What does not work there is a capability that is missing.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -88,7 +87,14 @@ class SingularityBackend:
         runtime = await ensure_runtime(self._settings.cache_dir)
         findings = await self._find_out(runtime)
         self.capabilities = findings.capabilities_with(self._options)
-        session = SingularitySession(self._settings, self.limits, findings, runtime, self._options)
+        session = SingularitySession(
+            self._settings,
+            self.limits,
+            self.capabilities,
+            runtime,
+            findings=findings,
+            options=self._options,
+        )
         await session.open()
         self._session = session
         return self
@@ -127,11 +133,9 @@ class SingularityBackend:
 
         Files of users that exist in containers only are removed when it is connected.
         """
-        removed = await anyio.to_thread.run_sync(sweep, limiter=anyio.CapacityLimiter(1))
-        for path in map(Path, removed):
-            if self._session is not None and await anyio.Path(path).exists():
-                await self._session.scrub(path)
-        return removed
+        if self._session is not None:
+            return await self._session.sweep()
+        return await anyio.to_thread.run_sync(sweep, limiter=anyio.CapacityLimiter(1))
 
     async def records(self) -> Sequence[SandboxRecord]:
         """List what all engines on this machine have here; works unconnected too."""

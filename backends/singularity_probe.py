@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hermes_rl.backends.local_directories import remove_tree
-from hermes_rl.backends.runtime import MOUNT_POINT, Runtime
+from hermes_rl.backends.runtime import Runtime
 from hermes_rl.backends.singularity_errors import singularity_error
 from hermes_rl.backends.singularity_options import SingularityOptions, UserMode
 from hermes_rl.backends.singularity_program import (
@@ -182,8 +182,7 @@ class _Probe:
             self._runtime.code_argv(_TRIAL),
             overlay=self._image.with_name("overlay"),
             workdir=self._image.with_name("workdir"),
-            binds={str(self._runtime.path): MOUNT_POINT},
-            cwd="/",
+            runtime=self._runtime.path,
             interfaces=interfaces,
             limits=limits,
         )

@@ -10,11 +10,12 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from hermes_rl.backends.runtime import MOUNT_POINT
 from hermes_rl.errors import BackendUnavailable
 
 __all__ = [
@@ -47,10 +48,25 @@ KEPT_ENVIRONMENT = (
     "HTTPS_PROXY",
     "NO_PROXY",
 )
-"""Of the engine's environment, what the program itself gets besides its own settings."""
-OWN_SETTINGS = ("APPTAINER_", "SINGULARITY_")
-HANDED_IN = ("APPTAINER_ENV", "APPTAINERENV_", "SINGULARITY_ENV", "SINGULARITYENV_")
-"""Variables by which a user's shell would put others into every container."""
+"""Of the engine's environment, what the program itself gets besides :data:`OWN_SETTINGS`."""
+OWN_SETTINGS = frozenset(
+    f"{program}_{setting}"
+    for program in ("APPTAINER", "SINGULARITY")
+    for setting in (
+        "AUTHFILE",
+        "CACHEDIR",
+        "CONFIGDIR",
+        "DISABLE_CACHE",
+        "DOCKER_HOST",
+        "DOCKER_PASSWORD",
+        "DOCKER_USERNAME",
+        "LIBRARY",
+        "NOHTTPS",
+        "TMPDIR",
+    )
+)
+"""Of its own settings, those about fetching and keeping images. Most others are options of
+``exec``, which would be added to ours: APPTAINER_BIND shows directories of the host inside."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -128,10 +144,9 @@ class Confinement:
         *,
         overlay: Path,
         workdir: Path,
-        binds: Mapping[str, str],
-        writable_binds: Mapping[str, str] | None = None,
+        runtime: Path,
+        mnt: Path | None = None,
         home: Path | None = None,
-        cwd: str | None = None,
         interfaces: Path | None = None,
         limits: Sequence[str] = (),
     ) -> list[str]:
@@ -142,10 +157,9 @@ class Confinement:
             command: What to run; becomes process 1.
             overlay: Holds what changes of the root file system.
             workdir: Holds /tmp and /var/tmp.
-            binds: Directory here -> directory there, read-only.
-            writable_binds: The same, writable.
+            runtime: The interpreter, shown read-only.
+            mnt: Shown as /mnt, writable.
             home: Mounted as the home directory; None = the image's own.
-            cwd: Working directory; None = the runtime's choice.
             interfaces: Given, there is no network, and this directory of :func:`no_interfaces` is
                 shown as /sys/class/net: the runtime mounts the host's sysfs, which would tell of
                 the host's interfaces.
@@ -158,15 +172,11 @@ class Confinement:
             argv += ["--overlay", str(overlay)]
         else:
             argv += ["--writable-tmpfs"]
-        argv += ["--bind", FULL]
-        for here, there in binds.items():
-            argv += ["--bind", f"{here}:{there}:ro"]
-        for here, there in (writable_binds or {}).items():
-            argv += ["--bind", f"{here}:{there}"]
+        argv += ["--bind", FULL, "--bind", f"{runtime}:{MOUNT_POINT}:ro"]
+        argv += ["--bind", f"{mnt}:/mnt"] if mnt is not None else []
         if interfaces is not None:
             argv += ["--net", "--network", "none", "--bind", f"{interfaces}:{INTERFACES}:ro"]
-        argv += ["--pwd", cwd] if cwd is not None else []
-        return [*argv, *limits, image, *command]
+        return [*argv, "--pwd", "/", *limits, image, *command]
 
 
 INTERFACES = "/sys/class/net"
@@ -198,8 +208,7 @@ def program_environment() -> dict[str, str]:
     return {
         name: value
         for name, value in os.environ.items()
-        if name in KEPT_ENVIRONMENT
-        or (name.startswith(OWN_SETTINGS) and not name.startswith(HANDED_IN))
+        if name in KEPT_ENVIRONMENT or name in OWN_SETTINGS
     }
 
 

@@ -28,7 +28,7 @@ class SingularitySandbox(LocalSandbox):
 
     Args:
         complaint: File that the runtime's standard error goes to.
-        scrub: Removes what of its directories is another user's; called if anything is left.
+        scrub: Removes what is left of its directories because it is another user's.
         is_memory_limited: It has a memory limit.
         options: As of :class:`~hermes_rl.backends.local_sandbox.LocalSandbox`.
     """
@@ -59,13 +59,14 @@ class SingularitySandbox(LocalSandbox):
             self._channel.check()
 
     async def _remove(self) -> None:
-        await super()._remove()
-        top = self.directory.top
-        if await anyio.to_thread.run_sync(os.path.lexists, top, limiter=self._threads):
-            await self._scrub(top)
-        await anyio.to_thread.run_sync(
-            lambda: self._complaint.unlink(missing_ok=True), limiter=self._threads
-        )
+        try:
+            await super()._remove()
+            await self._scrub(self.directory.top)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(
+                    lambda: self._complaint.unlink(missing_ok=True), limiter=self._threads
+                )
 
     async def _explain(self, loss: Loss) -> SandboxError:
         if self._closing or loss.bye == "expired":
@@ -89,8 +90,7 @@ class SingularitySandbox(LocalSandbox):
         status = self._nursery.statuses.get(self.id, 0)
         cause: GoneCause = "unknown"
         why, by_agent = loss.reason, False
-        if loss.is_forged or loss.bye == "garbage":
-            # Frames that neither end would send were written by something inside.
+        if loss.is_by_agent:
             cause, by_agent = "killed", True
         elif os.WIFSIGNALED(status) or os.waitstatus_to_exitcode(status) == KILLED_STATUS:
             # Process 1 of a process namespace cannot be killed from inside.

@@ -7,20 +7,21 @@ outpost ends when its stream does.
 
 from __future__ import annotations
 
+import logging
+import os
 import subprocess
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import anyio
 import anyio.to_thread
 
 from hermes_rl.backends.local_directories import SandboxDirectory
-from hermes_rl.backends.local_nursery import NurseryClient
 from hermes_rl.backends.local_sandbox import LocalSandbox
 from hermes_rl.backends.local_session import LocalSession
 from hermes_rl.backends.outpost.start import outpost_options
-from hermes_rl.backends.outpost.transport import SocketTransport
 from hermes_rl.backends.runtime import MOUNT_POINT, Runtime
 from hermes_rl.backends.singularity_images import Image, ImageStore
 from hermes_rl.backends.singularity_options import SingularityOptions
@@ -38,11 +39,14 @@ from hermes_rl.sandbox import BackendLimits, BackendSettings, Capability, Sandbo
 
 __all__ = ["SingularitySession"]
 
+logger = logging.getLogger(__name__)
+
 DEFAULT_MEMORY_MB = 4096
 DEFAULT_PIDS = 4096
 STATE_DIR = "/dev/shm/.hermes"
 """Where the outpost keeps session state: in memory, out of the way of ``rm -rf /tmp/*``."""
-SCRUB_TIMEOUT_S = 30.0
+SCRUB_TIMEOUT_S = 5.0
+"""Part of the time that closing a sandbox may take; a sweep comes back in a minute."""
 
 
 class SingularitySession(LocalSession):
@@ -51,24 +55,26 @@ class SingularitySession(LocalSession):
     Args:
         settings: Of the backend.
         limits: How much is done at once.
-        findings: What this machine allows.
+        capabilities: Of the sandboxes.
         runtime: The interpreter to mount.
+        findings: What this machine allows.
         options: Of the backend.
     """
 
     backend = "singularity"
+    _runtime: Runtime
 
     def __init__(
         self,
         settings: BackendSettings,
         limits: BackendLimits,
-        findings: Findings,
+        capabilities: frozenset[Capability],
         runtime: Runtime,
+        *,
+        findings: Findings,
         options: SingularityOptions,
     ) -> None:
-        capabilities = findings.capabilities_with(options)
         super().__init__(settings, limits, capabilities, runtime)
-        self._interpreter = runtime
         self._findings = findings
         self._options = options
         self._cache_dir = settings.cache_dir
@@ -155,12 +161,11 @@ class SingularitySession(LocalSession):
         is_apart = (spec.network or self._network) == "none"
         argv = self._findings.confinement.argv(
             spec.image or "",
-            self._interpreter.argv("outpost", f"--more-options={size}"),
+            self._runtime.argv("outpost", f"--more-options={size}"),
             overlay=overlay,
             workdir=directory.tmp,
-            binds={str(self._interpreter.path): MOUNT_POINT},
+            runtime=self._runtime.path,
             home=None if self._findings.uid == 0 else directory.home,
-            cwd="/",
             interfaces=no_interfaces(directory.top / "net") if is_apart else None,
             limits=self._limits(spec),
         )
@@ -185,58 +190,62 @@ class SingularitySession(LocalSession):
             pids=spec.pids or DEFAULT_PIDS,
         )
 
-    def _sandbox(
-        self,
-        id: str,
-        nursery: NurseryClient,
-        directory: SandboxDirectory,
-        transport: SocketTransport,
-    ) -> LocalSandbox:
-        sandbox = SingularitySandbox(
+    def _made(self, directory: SandboxDirectory, **options: Any) -> LocalSandbox:
+        return SingularitySandbox(
             complaint=self._complaint_of(directory),
-            scrub=self.scrub,
+            scrub=self._scrub,
             is_memory_limited=self._findings.keeps_limits,
-            id=id,
-            nursery=nursery,
             directory=directory,
-            admission=self._admission,
-            transport=transport,
-            capabilities=self._capabilities - {Capability.BASH},
-            transfers=self._transfers,
-            threads=self._threads,
-            forget=lambda id: self._sandboxes.pop(id, None),
+            **options,
         )
-        self._sandboxes[id] = sandbox
-        self._tasks.start_soon(sandbox.serve)
-        return sandbox
 
-    async def scrub(self, top: Path) -> None:
-        """Remove what belongs to users that exist inside only: by root of a container."""
+    async def _remove_abandoned(self) -> list[str]:
+        removed = await super()._remove_abandoned()
+        for path in removed:
+            await self._scrub(Path(path))
+        return removed
+
+    async def _scrub(self, top: Path) -> None:
+        """Remove what belongs to users that exist inside only: by root of a container.
+
+        What cannot be removed is logged: whoever closes a sandbox can do nothing about it.
+        """
         await anyio.to_thread.run_sync(self._scrub_blocking, top, limiter=self._threads)
 
     def _scrub_blocking(self, top: Path) -> None:
-        with empty_image() as image:
-            workdir = image.parent / "workdir"
-            argv = self._findings.confinement.argv(
-                str(image),
-                self._interpreter.argv("outpost", f"--remove=/mnt/{top.name}"),
-                overlay=image.parent / "overlay",
-                workdir=workdir,
-                binds={str(self._interpreter.path): MOUNT_POINT},
-                writable_binds={str(top.parent): "/mnt"},
-                cwd="/",
-            )
-            # At the end of its input, which is at once, the outpost removes what it is told.
-            subprocess.run(
-                argv,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                check=False,
-                timeout=SCRUB_TIMEOUT_S,
-                env=program_environment(),
-                cwd="/",
-            )
+        if not os.path.lexists(top):
+            return
+        try:
+            with empty_image() as image:
+                # At the end of its input, which is at once, the outpost removes what it is told.
+                subprocess.run(
+                    self._scrubber(top, image),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    check=False,
+                    timeout=SCRUB_TIMEOUT_S,
+                    env=program_environment(),
+                    cwd="/",
+                )
+        except subprocess.TimeoutExpired:
+            logger.warning("removing other users' files in %s took over %g s", top, SCRUB_TIMEOUT_S)
+            return
+        except OSError as error:
+            logger.warning("removing other users' files in %s: %s", top, error)
+            return
+        if os.path.lexists(top):
+            logger.warning("other users' files in %s could not be removed", top)
+
+    def _scrubber(self, top: Path, image: Path) -> list[str]:
+        return self._findings.confinement.argv(
+            str(image),
+            self._runtime.argv("outpost", f"--remove=/mnt/{top.name}"),
+            overlay=image.with_name("overlay"),
+            workdir=image.with_name("workdir"),
+            runtime=self._runtime.path,
+            mnt=top.parent,
+        )
 
 
 def _options_of(spec: SandboxSpec) -> bytes:

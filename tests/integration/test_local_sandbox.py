@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -339,6 +340,21 @@ async def test_a_sweep_spares_the_living(backend: LocalBackend) -> None:
         assert states[other.parent.name] == "keep"
         engine.kill()
     assert (await sandbox.exec("echo on", timeout_s=30)).text == "on\n"
+
+
+async def test_what_the_first_sweep_took_is_told_once_to_whoever_asks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    dead = tmp_path / f"hermes_rl-{os.getuid()}" / "dead"
+    dead.mkdir(parents=True)
+    (dead / "lock").write_text("victim\nnobody\n")
+    async with hosted(create_backend(BackendSettings(run_id="test"))) as backend:
+        with anyio.fail_after(PATIENCE_S):
+            while dead.exists():  # nobody has asked yet
+                await anyio.sleep(0.02)
+        assert await backend.sweep() == [str(dead)]
+        assert await backend.sweep() == []
 
 
 async def test_a_cut_short_directory_is_swept_when_it_is_old(backend: LocalBackend) -> None:

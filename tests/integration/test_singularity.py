@@ -21,7 +21,7 @@ from tests.conftest import require
 
 from .apptainer_world import World, apptainer_world
 from .bubblewrap_here import complaint_of_bubblewrap
-from .evaluate_process import processes_with, run
+from .evaluate_process import environment, processes_with, run
 
 QUICK_S = 60.0
 
@@ -89,7 +89,11 @@ async def test_a_task_s_environment_is_on_no_command_line(
 async def test_the_engine_s_environment_and_files_are_out_of_reach(
     world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    for name in ("OPENAI_API_KEY", "APPTAINERENV_KEY", "SINGULARITYENV_KEY"):
+    refused = {
+        *("OPENAI_API_KEY", "APPTAINERENV_KEY", "SINGULARITYENV_KEY"),
+        *("APPTAINER_BIND", "SINGULARITY_BINDPATH"),
+    }
+    for name in refused:
         monkeypatch.setenv(name, "sesame")
     (tmp_path / "secret").write_text("sesame")
     async with create_backend(settings(world, image=str(world.image))) as backend:
@@ -103,7 +107,7 @@ async def test_the_engine_s_environment_and_files_are_out_of_reach(
         assert "No such file" in seen.text
         assert (await sandbox.exec(f"kill -0 {os.getpid()}", timeout_s=QUICK_S)).exit_code != 0
     for call in world.calls("exec"):
-        assert not {"OPENAI_API_KEY", "APPTAINERENV_KEY", "SINGULARITYENV_KEY"} & set(call["env"])
+        assert not refused & set(call["env"])
 
 
 async def test_without_network_there_is_only_loopback(backend: SingularityBackend) -> None:
@@ -202,6 +206,54 @@ async def test_a_cancelled_fetch_leaves_no_process_and_no_file(world: World) -> 
     assert [name for name in left if not name.endswith(".lock")] == []
 
 
+async def test_an_image_that_is_there_does_not_wait_for_fetches(world: World) -> None:
+    for name in ("ready", "one", "two"):
+        world.publish(name, {})
+    async with create_backend(settings(world)) as backend:
+        await backend.create(SandboxSpec(image="ready"))
+        (world.directory / "slow").touch()
+        async with anyio.create_task_group() as group:
+            for name in ("one", "two"):
+                group.start_soon(backend.create, SandboxSpec(image=name))
+            with anyio.fail_after(QUICK_S):
+                while len(world.calls("build")) < 3:
+                    await anyio.sleep(0.05)
+                sandbox = await backend.create(SandboxSpec(image="ready"))
+            assert (await sandbox.exec("echo on", timeout_s=QUICK_S)).text == "on\n"
+            group.cancel_scope.cancel()
+
+
+async def test_what_a_killed_engine_fetched_is_gone_after_the_next_fetch(world: World) -> None:
+    world.publish("app", {})
+    (world.directory / "slow").touch()
+    made = settings(world)
+    cache = made.cache_dir / "singularity"
+    async with create_backend(made) as backend, anyio.create_task_group() as group:
+        group.start_soon(backend.create, SandboxSpec(image="app"))
+        with anyio.fail_after(QUICK_S):
+            while not world.calls("build"):
+                await anyio.sleep(0.05)
+        (scratch,) = cache.glob(".build-*")
+        group.cancel_scope.cancel()
+    assert not scratch.exists()
+    (scratch / "tmp1").mkdir(parents=True)
+    (scratch / "tmp1" / "image.sif").write_text("half of it")
+    (world.directory / "slow").unlink()
+    async with create_backend(made) as backend:
+        await backend.create(SandboxSpec(image="app"))
+    assert list(cache.glob(".build-*")) == []
+
+
+@pytest.mark.parametrize("output", ["holding", "quiet"])
+async def test_what_a_failed_fetch_started_is_killed_with_it(world: World, output: str) -> None:
+    (world.directory / "straggler").write_text(output)
+    async with create_backend(settings(world)) as backend:
+        limit_s = 2.0 if output == "holding" else QUICK_S
+        with pytest.raises(CreateError):
+            await backend.create(SandboxSpec(image="nosuch", build_timeout_s=limit_s))
+    await until(0, "sleep", "515151")
+
+
 # Limits
 
 
@@ -284,6 +336,68 @@ def _sandboxes(action: str, cwd: Path) -> str:
     done = run(cwd, "sandboxes", action, "--backend", "singularity")
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+async def test_what_only_a_container_can_remove_is_removed_and_told(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    dead = tmp_path / f"hermes_rl-{os.getuid()}" / "dead"
+    stuck = dead / "singularity-0123456789" / "overlay"
+    stuck.mkdir(parents=True, mode=0o700)
+    dead.parent.chmod(0o700)
+    (dead / "lock").write_text("victim\nnobody\n")
+    # A mount point is what even root cannot remove from outside, like another user's files.
+    words = ["bwrap", "--unshare-user-try", "--dev-bind", "/", "/", "--tmpfs", str(stuck)]
+    words += [sys.executable, "-m", "hermes_rl", "sandboxes", "clean", "--backend", "singularity"]
+    done = await anyio.to_thread.run_sync(
+        lambda: subprocess.run(
+            words, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False
+        )
+    )
+    assert done.returncode == 0, done.stderr
+    assert str(dead) in done.stdout.splitlines()
+    scrubs = [call["argv"] for call in world.calls("exec") if "--remove=/mnt/dead" in call["argv"]]
+    assert f"{dead.parent}:/mnt" in scrubs[0]
+
+
+@pytest.mark.parametrize("trouble", ["no program", "refused"])
+async def test_a_removal_that_fails_is_told_and_leaves_no_log(
+    world: World, caplog: pytest.LogCaptureFixture, trouble: str
+) -> None:
+    async with create_backend(settings(world, image=str(world.image))) as backend:
+        sandbox = await backend.create(SandboxSpec())
+        top = sandbox.directory.top
+        log = top.with_suffix(".log")
+        assert log.exists()
+        _leave_behind(top)
+        if trouble == "refused":
+            (world.directory / "no_namespaces").touch()
+        else:
+            (world.bin / "apptainer").unlink()
+        with anyio.fail_after(QUICK_S):
+            await sandbox.close()
+        assert f"files in {top}" in caplog.text
+        assert not log.exists()
+
+
+async def test_a_removal_that_hangs_ends_and_the_other_sandboxes_are_closed(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with create_backend(settings(world, image=str(world.image))) as backend:
+        stuck, other = [await backend.create(SandboxSpec()) for _ in range(2)]
+        _leave_behind(stuck.directory.top)
+        (world.directory / "stuck").touch()
+    assert f"files in {stuck.directory.top} took over 5 s" in caplog.text
+    assert not stuck.directory.top.with_suffix(".log").exists()
+    assert not other.directory.top.exists()
+    assert processes_with([str(world.directory), "exec"]) == []
+
+
+def _leave_behind(top: Path) -> None:
+    """Make removing a sandbox's directory fail from outside, whoever we are."""
+    top.rename(top.with_suffix(".away"))
+    top.write_text("no directory")
 
 
 async def test_a_container_that_is_killed_is_gone_and_not_by_the_agent(

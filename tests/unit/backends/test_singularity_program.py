@@ -28,8 +28,7 @@ def test_a_sandbox_is_one_contained_exec() -> None:
         ["/.hermes/python", "outpost"],
         overlay=Path("/box/overlay"),
         workdir=Path("/box/tmp"),
-        binds={"/cache/runtime": "/.hermes"},
-        cwd="/",
+        runtime=Path("/cache/runtime"),
         interfaces=Path("/box/net"),
         limits=limits_for(cpus=1.5, memory_mb=256, pids=100),
     )
@@ -49,7 +48,7 @@ def test_a_user_who_is_nobody_inside_gets_a_home() -> None:
         ["x"],
         overlay=Path("/box/overlay"),
         workdir=Path("/box/tmp"),
-        binds={},
+        runtime=Path("/cache/runtime"),
         home=Path("/box/home"),
     )
     assert argv[argv.index("--home") + 1] == "/box/home:/home/agent"
@@ -110,6 +109,20 @@ def test_nothing_of_the_engines_environment_gets_in(monkeypatch: pytest.MonkeyPa
     assert "secret" not in environment.values()
     assert environment["APPTAINER_CACHEDIR"] == "/scratch"
     assert environment["PATH"] == os.environ["PATH"]
+
+
+def test_options_of_containers_do_not_come_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    options = ("BIND", "BINDPATH", "MOUNT", "OVERLAY", "HOME", "NV", "PWD", "SCRATCH", "UNKNOWN")
+    refused = [f"{each}_{name}" for each in ("APPTAINER", "SINGULARITY") for name in options]
+    kept = ("CACHEDIR", "TMPDIR", "CONFIGDIR", "DISABLE_CACHE", "DOCKER_USERNAME", "NOHTTPS")
+    wanted = [f"{each}_{name}" for each in ("APPTAINER", "SINGULARITY") for name in kept]
+    for name in (*refused, *wanted):
+        monkeypatch.setenv(name, "/etc:/mnt")
+    environment = program_environment()
+    assert not environment.keys() & set(refused)
+    assert environment.keys() >= set(wanted)
 
 
 @pytest.mark.parametrize(
