@@ -15,6 +15,7 @@ def exits_as(kind: type[HermesRLError], what: str) -> Iterator[None]:
     """Raise ``kind`` where the body exits, also from the body of a task group.
 
     An interrupt or a cancellation that comes along with an exit goes on; the exit does not.
+    Where a task that the body started exits, asyncio ends the event loop before anyone is asked.
 
     Args:
         kind: What to raise.
