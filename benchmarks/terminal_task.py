@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hermes_rl.benchmarks.verification import REWARD_MARGIN_S, Verifier
+from hermes_rl.benchmarks.verification import Verifier
 from hermes_rl.sandbox import Capability, SandboxSpec
 from hermes_rl.tasks import Deadlines, Solution
 from hermes_rl.types import AgentResult, Reward
@@ -57,7 +57,7 @@ class TerminalTask:
             setup_s=self.setup_s,
             agent_s=self.agent_s,
             reward_s=self.verifier.timeout_s,
-            reward_margin_s=REWARD_MARGIN_S,
+            reward_margin_s=self.verifier.margin_s,
         )
 
     async def reward(self, result: AgentResult, ctx: ToolContext) -> Reward:

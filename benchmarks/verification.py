@@ -41,18 +41,22 @@ from hermes_rl.errors import (
 )
 from hermes_rl.redirection import redirection_flags
 from hermes_rl.sandbox import Capability, Sandbox
-from hermes_rl.tamper import SUSPECTS, tamper_flags
+from hermes_rl.tamper import FLAG, SUSPECTS, tamper_flags
 from hermes_rl.types import JSONObject, Reward
 
 if TYPE_CHECKING:
     from hermes_rl.context import ToolContext
 
-__all__ = ["REWARD_MARGIN_S", "CollectHook", "Verifier"]
+__all__ = ["LOOK_S", "CollectHook", "Verifier"]
 
 RERUN_S = 300.0
 """Further runs of an unsettled verifier have what is left of its time, but at least this."""
-REWARD_MARGIN_S = RERUN_S + 180.0
-"""Around the verifier's own time: further runs, a fresh sandbox, uploads, reading, artifacts."""
+LOOK_S = 100.0
+"""For finding out what the agent changed. The engine walks through all that the sandbox wrote:
+moments, but an agent may have left millions of files, and a busy engine takes its time."""
+_SURROUNDINGS_S = 180.0
+"""A look for names that lead elsewhere, a rehearsal, a fresh sandbox, uploads, reading,
+artifacts."""
 REPORT_OPTION = b"--ctrf"
 
 
@@ -82,6 +86,12 @@ class Verifier:
     wants_report: bool = False
     collect: Sequence[CollectHook] = ()
     artifacts: Sequence[Artifact] = ()
+
+    @property
+    def margin_s(self) -> float:
+        """Seconds that may be needed around the verifier's own: hooks, the look, further runs."""
+        hooks_s = sum(hook.timeout_s for hook in self.collect)
+        return hooks_s + LOOK_S + RERUN_S + _SURROUNDINGS_S
 
     async def run(self, ctx: ToolContext) -> Reward:
         """Verify what the agent left in the context's sandbox.
@@ -125,8 +135,10 @@ class Verifier:
         if Capability.CHANGES not in sandbox.capabilities:
             return ()
         harness = self.harness
-        changes = await sandbox.changes(suspects=SUSPECTS)
-        flags = await tamper_flags(sandbox, changes, user=harness.user, env=harness.env)
+        flags: tuple[str, ...] = (f"{FLAG}: (what was changed) (not known after {LOOK_S:g} s)",)
+        with anyio.move_on_after(LOOK_S):
+            changes = await sandbox.changes(suspects=SUSPECTS)
+            flags = await tamper_flags(sandbox, changes, user=harness.user, env=harness.env)
         return flags + await redirection_flags(sandbox)
 
     def is_unsettled(self, run: VerifierRun) -> bool:

@@ -9,11 +9,17 @@ import pytest
 
 from hermes_rl.backends import docker_sandbox
 from hermes_rl.backends.docker import create_backend
+from hermes_rl.benchmarks import verification
+from hermes_rl.benchmarks.verification import Verifier
+from hermes_rl.benchmarks.verifier_run import Harness
+from hermes_rl.context import ToolContext
 from hermes_rl.redirection import redirection_flags
 from hermes_rl.sandbox import UNFINISHED_SEARCH, Sandbox
 from hermes_rl.tamper import SUSPECTS, tamper_flags
+from hermes_rl.tools import ToolDispatcher
 
 from .docker_boxes import box, run_settings
+from .slow_daemon import daemon_that_never_answers
 
 pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("docker_image")]
 
@@ -179,6 +185,22 @@ async def test_names_that_lead_elsewhere_are_flags_and_a_new_sandboxs_own_are_no
                 "tamper_suspect: /etc/hosts (127.0.0.1 pypi.org)"
             ]
             assert bool(own) is (network == "public")
+
+
+async def test_a_daemon_that_never_lists_the_changes_costs_a_flag_and_not_the_reward(
+    cache_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verification, "LOOK_S", 2.0)
+    (tmp_path / "test.sh").write_text("#!/bin/sh\necho 1 > /logs/verifier/reward.txt\n")
+    verifier = Verifier(harness=Harness(tests=tmp_path), timeout_s=60.0)
+    async with daemon_that_never_answers(b"/changes") as host:
+        monkeypatch.setenv("DOCKER_HOST", host)
+        async with create_backend(run_settings(cache_dir)) as backend:
+            sandbox = await backend.create(box())
+            context = ToolContext(sandbox, ToolDispatcher(sandbox, []))
+            reward = await verifier.run(context)
+    assert reward.value == 1.0
+    assert reward.flags == ("tamper_suspect: (what was changed) (not known after 2 s)",)
 
 
 async def test_the_path_and_the_home_of_the_tests_user_count(cache_dir: Path) -> None:

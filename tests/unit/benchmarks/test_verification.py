@@ -7,10 +7,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import anyio
 import orjson
 import pytest
 
-from hermes_rl.benchmarks import pass_checks
+from hermes_rl.benchmarks import pass_checks, verification
 from hermes_rl.benchmarks.artifacts import Artifact
 from hermes_rl.benchmarks.decoy import DECOY
 from hermes_rl.benchmarks.verification import RERUN_S, CollectHook, Verifier
@@ -158,6 +159,28 @@ async def test_the_order_is_collect_compare_prepare_test(folder: Path) -> None:
     box.capabilities = frozenset({Capability.CHANGES})
     await verify(folder, box, collect=[CollectHook(command="dump state")])
     assert box.steps == ["dump state", "changes", "prepare", "test"]
+
+
+async def test_a_look_at_the_changes_that_takes_too_long_is_a_flag_and_the_tests_still_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Slow(Box):
+        async def changes(self, *, suspects: str = "") -> Sequence[Change]:
+            await anyio.sleep_forever()
+            return []
+
+    monkeypatch.setattr(verification, "LOOK_S", 0.05)
+    box = Slow({"reward.txt": b"1"})
+    box.capabilities = frozenset({Capability.CHANGES})
+    reward = await verify(folder, box)
+    assert reward.value == 1.0
+    assert reward.flags == ("tamper_suspect: (what was changed) (not known after 0.05 s)",)
+
+
+def test_hooks_the_look_and_further_runs_take_nothing_from_each_other(folder: Path) -> None:
+    hooks = [CollectHook(command="dump", timeout_s=1000.0)] * 2
+    verifier = Verifier(harness=Harness(tests=folder), timeout_s=5.0, collect=hooks)
+    assert verifier.margin_s > 2000.0 + verification.LOOK_S + RERUN_S
 
 
 async def test_only_the_declared_environment_is_passed_in_a_stateless_session(
