@@ -8,17 +8,29 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
 TICK_S = 0.01
 
 
+async def ticks() -> AsyncGenerator[float, None]:
+    """Sleep in short ticks for ever; by how many ms each was late."""
+    while True:
+        start_s = time.perf_counter()
+        await asyncio.sleep(TICK_S)
+        yield (time.perf_counter() - start_s - TICK_S) * 1000
+
+
 async def lags_ms(duration_s: float) -> list[float]:
-    """Sleep in short ticks; by how much each was late."""
+    """The lateness of each tick over so many seconds."""
     late: list[float] = []
     end_s = time.perf_counter() + duration_s
-    while (start_s := time.perf_counter()) < end_s:
-        await asyncio.sleep(TICK_S)
-        late.append((time.perf_counter() - start_s - TICK_S) * 1000)
+    async with aclosing(ticks()) as lateness:
+        async for late_ms in lateness:
+            late.append(late_ms)
+            if time.perf_counter() >= end_s:
+                break
     return late
 
 
