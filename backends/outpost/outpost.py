@@ -38,7 +38,7 @@ from __future__ import annotations
 import errno
 import heapq
 import os
-import selectors
+import select
 import signal
 import stat
 import struct
@@ -483,7 +483,7 @@ class Link:
         self.heard_at = time.monotonic()
         os.set_blocking(fd_in, False)
         os.set_blocking(fd_out, False)
-        outpost.watch(fd_in, selectors.EVENT_READ, self.readable)
+        outpost.watch(fd_in, select.EPOLLIN, self.readable)
 
     @property
     def congested(self) -> bool:
@@ -510,7 +510,7 @@ class Link:
         self.unsent = [data] if data else []
         self.unsent_bytes = len(data)
         if data and not self.outpost.is_watched(self.fd_out):
-            self.outpost.watch(self.fd_out, selectors.EVENT_WRITE, self.writable)
+            self.outpost.watch(self.fd_out, select.EPOLLOUT, self.writable)
         if not self.congested:
             self.outpost.resume_paused()
 
@@ -570,7 +570,7 @@ class Tap:
         self.discarding = False
         self.closed = False
         os.set_blocking(fd, False)
-        outpost.watch(fd, selectors.EVENT_READ, self.pump)
+        outpost.watch(fd, select.EPOLLIN, self.pump)
 
     def pump(self) -> None:
         """Read once, as much as may be taken now."""
@@ -607,7 +607,7 @@ class Tap:
 
     def resume(self) -> None:
         if not self.closed and not self.outpost.is_watched(self.fd):
-            self.outpost.watch(self.fd, selectors.EVENT_READ, self.pump)
+            self.outpost.watch(self.fd, select.EPOLLIN, self.pump)
 
     def close(self) -> None:
         if not self.closed:
@@ -757,7 +757,7 @@ class Feed:
                 self.outpost.link.send(ROOM, self.id, LENGTH.pack(count))
         except BlockingIOError:
             if not watched:
-                self.outpost.watch(self.fd, selectors.EVENT_WRITE, self.push)
+                self.outpost.watch(self.fd, select.EPOLLOUT, self.push)
             return
         except OSError:
             self.outpost.link.send(ROOM, self.id, LENGTH.pack(0))  # nobody reads any more
@@ -1288,7 +1288,8 @@ class Outpost:
     """The main loop: requests in, replies out, children reaped, deadlines kept."""
 
     def __init__(self, options: Dict[str, List[str]], fd_in: int, fd_out: int) -> None:
-        self.selector = selectors.DefaultSelector()
+        self.epoll = select.epoll()
+        self.watched: Dict[int, Callable[[], None]] = {}
         self.timers: List[Timer] = []
         self.timer_count = 0
         self.cancelled_count = 0
@@ -1330,7 +1331,7 @@ class Outpost:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         for number in IGNORED_SIGNALS:
             signal.signal(number, signal.SIG_IGN)
-        self.watch(self.signals_in, selectors.EVENT_READ, self.reap)
+        self.watch(self.signals_in, select.EPOLLIN, self.reap)
         self.link = Link(self, fd_in, fd_out)
         self.configure(options)
 
@@ -1393,14 +1394,15 @@ class Outpost:
     # the loop
 
     def watch(self, fd: int, events: int, callback: Callable[[], None]) -> None:
-        self.selector.register(fd, events, callback)
+        self.epoll.register(fd, events)
+        self.watched[fd] = callback
 
     def unwatch(self, fd: int) -> None:
-        if self.is_watched(fd):
-            self.selector.unregister(fd)
+        if self.watched.pop(fd, None) is not None:
+            self.epoll.unregister(fd)
 
     def is_watched(self, fd: int) -> bool:
-        return fd in self.selector.get_map()
+        return fd in self.watched
 
     def call_later(self, delay_s: float, callback: Callable[[], None]) -> Timer:
         self.timer_count += 1
@@ -1422,9 +1424,10 @@ class Outpost:
         self.hello()
         while not self.over:
             self.link.flush()
-            for key, _ in self.selector.select(self.wait_s()):
-                if self.is_watched(key.fd):
-                    key.data()
+            for fd, _ in self.epoll.poll(self.wait_s()):
+                callback = self.watched.get(fd)  # an earlier one may have taken it off
+                if callback is not None:
+                    callback()
             now = time.monotonic()
             while self.timers and self.timers[0].when <= now:
                 callback = heapq.heappop(self.timers).callback
@@ -1493,8 +1496,7 @@ class Outpost:
         if self.ending:
             return
         self.ending = cause
-        if self.is_watched(self.link.fd_in):
-            self.unwatch(self.link.fd_in)
+        self.unwatch(self.link.fd_in)
         self.start_hunt(None, 0, self.leave)
 
     def leave(self) -> None:
