@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
 
 from hermes_rl.errors import HermesRLError
 
-__all__ = ["exits_as"]
+__all__ = ["exits_as", "guard_child_tasks"]
+
+_Whose = tuple[type[HermesRLError], str]
+_whose: ContextVar[_Whose | None] = ContextVar("author_code", default=None)
+"""What an exit in this task, and in those that it starts, is raised as."""
 
 
 @contextmanager
@@ -15,12 +22,14 @@ def exits_as(kind: type[HermesRLError], what: str) -> Iterator[None]:
     """Raise ``kind`` where the body exits, also from the body of a task group.
 
     An interrupt or a cancellation that comes along with an exit goes on; the exit does not.
-    Where a task that the body started exits, asyncio ends the event loop before anyone is asked.
+    Where a task that the body started exits, asyncio ends the event loop before anyone is asked,
+    but for a loop with :func:`guard_child_tasks`.
 
     Args:
         kind: What to raise.
         what: Whose code the body is: ``reward``, ``setup``.
     """
+    token = _whose.set((kind, what))
     try:
         yield
     except SystemExit as error:
@@ -32,6 +41,29 @@ def exits_as(kind: type[HermesRLError], what: str) -> Iterator[None]:
         if rest is not None and not isinstance(rest, Exception):
             raise rest from None
         raise kind(f"The {what} code called sys.exit({_code(exits)!r}).") from group
+    finally:
+        _whose.reset(token)
+
+
+def guard_child_tasks() -> None:
+    """Make an exit in a task that the body of :func:`exits_as` started the same error, there.
+
+    For the running event loop, which must be a program's own: it is given a task factory. Exits in
+    plain callbacks (``loop.call_soon``) still end the loop.
+    """
+    asyncio.get_running_loop().set_task_factory(_make_task)
+
+
+def _make_task(
+    loop: asyncio.AbstractEventLoop, coro: Coroutine[Any, Any, Any], **options: Any
+) -> asyncio.Task[Any]:
+    whose = _whose.get()
+    return asyncio.Task(coro if whose is None else _guarded(coro, whose), loop=loop, **options)
+
+
+async def _guarded(coro: Coroutine[Any, Any, Any], whose: _Whose) -> Any:
+    with exits_as(*whose):
+        return await coro
 
 
 def _code(error: BaseException) -> object:

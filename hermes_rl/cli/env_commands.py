@@ -25,6 +25,7 @@ from hermes_rl.atropos.scheduler import Scheduler
 from hermes_rl.atropos.servers import server_configs_of
 from hermes_rl.atropos.tracking import open_tracker
 from hermes_rl.atropos.trajectory_api import TrajectoryAPI, open_trajectory_api
+from hermes_rl.author_code import guard_child_tasks
 from hermes_rl.cli.exit_codes import EXIT_CODE_HELP, ExitCode, exit_code_of
 from hermes_rl.cli.field_help import field_help
 from hermes_rl.cli.interrupt import Interruption
@@ -234,6 +235,7 @@ def run_command(
     )
 
     async def main() -> int:
+        guard_child_tasks()
         if command == "serve":
             return await COMMANDS[command](env, arguments)
         code: int = ExitCode.OK

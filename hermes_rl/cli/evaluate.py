@@ -18,6 +18,7 @@ from pathlib import Path
 import anyio
 
 from hermes_rl.atropos.tracking import Tracker, log_evaluation, open_tracker
+from hermes_rl.author_code import guard_child_tasks
 from hermes_rl.cli.display import Display, make_display, warnings_on
 from hermes_rl.cli.environment import environment_of
 from hermes_rl.cli.exit_codes import ExitCode, exit_code_of
@@ -106,6 +107,7 @@ class _Session:
     async def run(self) -> int:
         """Run under our signal handlers and return the exit code."""
         code: int = ExitCode.OK
+        guard_child_tasks()
         with anyio.CancelScope() as scope, Interruption(scope.cancel) as interruption:
             code = await self._prepare_and_run()
         return interruption.exit_code or code
