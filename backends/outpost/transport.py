@@ -63,5 +63,6 @@ class SocketTransport:
 
     async def aclose(self) -> None:
         """Drop the connection; what was not yet sent is lost."""
-        self._writer.transport.abort()
+        if not self._writer.transport.is_closing():  # asyncio's pipes bear no second abort
+            self._writer.transport.abort()
         self._reader.feed_eof()
