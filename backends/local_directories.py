@@ -49,6 +49,11 @@ class SandboxDirectory:
 
     top: Path
 
+    def make(self) -> None:
+        """Make them. Blocking."""
+        for path in (self.home, self.tmp, self.state):
+            path.mkdir(parents=True)
+
     @property
     def home(self) -> Path:
         """HOME and working directory."""
@@ -98,12 +103,9 @@ class BackendDirectory:
         """Where the helper processes complain."""
         return self.path / "helper.log"
 
-    def make_sandbox(self, name: str) -> SandboxDirectory:
-        """Make the directories of one sandbox. Blocking."""
-        directory = SandboxDirectory(self.path / name)
-        for path in (directory.home, directory.tmp, directory.state):
-            path.mkdir(parents=True)
-        return directory
+    def sandbox(self, name: str) -> SandboxDirectory:
+        """Return the directories of one sandbox, which are not made yet."""
+        return SandboxDirectory(self.path / name)
 
     def remove(self) -> None:
         """Remove everything and let go of the lock. Blocking."""

@@ -46,6 +46,8 @@ class NurseryClient:
         """Set when the helper's end of the socket is closed: its sandboxes are gone."""
         self.keepers: dict[str, anyio.Event] = {}
         self.statuses: dict[str, int] = {}
+        self.refusals: dict[str, OSError] = {}
+        """Why a keeper could not be started."""
         self._process = process
         self._control = control
         self._log = log
@@ -62,18 +64,13 @@ class NurseryClient:
         Raises:
             BackendUnavailable: No process can be started.
         """
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.setblocking(False)
         try:
-            process = await anyio.to_thread.run_sync(_popen, theirs, log, limiter=threads)
+            process, control = await anyio.to_thread.run_sync(_popen, log, limiter=threads)
         except OSError as error:
-            ours.close()
             raise BackendUnavailable(
                 f"The {backend} backend cannot start its helper process: {error}.", backend=backend
             ) from error
-        finally:
-            theirs.close()
-        return cls(process, ours, log, threads, backend)
+        return cls(process, control, log, threads, backend)
 
     async def run(self) -> None:
         """Hear of ended keepers until the helper is gone. Never raises."""
@@ -82,11 +79,17 @@ class NurseryClient:
                 message = orjson.loads(data)
                 ended = self.keepers.pop(message["id"], None)
                 if ended is not None:
-                    self.statuses[message["id"]] = message["status"]
+                    self._note_end(message)
                     ended.set()
             self.lost.set()
             for ended in self.keepers.values():
                 ended.set()
+
+    def _note_end(self, message: Mapping[str, Any]) -> None:
+        if "error" in message:
+            self.refusals[message["id"]] = OSError(*message["error"])
+        else:
+            self.statuses[message["id"]] = message["status"]
 
     async def _receive(self) -> bytes:
         while True:
@@ -104,7 +107,6 @@ class NurseryClient:
         Raises:
             BackendUnavailable: The helper is gone.
         """
-        self.keepers[id] = anyio.Event()
         data = orjson.dumps({"op": "start", "id": id, **message})
         if len(data) > MAX_MESSAGE_BYTES:
             raise BackendUnavailable(
@@ -112,7 +114,12 @@ class NurseryClient:
                 f"takes {MAX_MESSAGE_BYTES}.",
                 backend=self._backend,
             )
-        await self._send(data, [stream.fileno()])
+        self.keepers[id] = anyio.Event()
+        try:
+            await self._send(data, [stream.fileno()])
+        except BackendUnavailable:
+            del self.keepers[id]
+            raise
 
     async def kill(self, id: str) -> None:
         """Kill a keeper that does not end by itself, and all that it kept."""
@@ -161,16 +168,24 @@ class NurseryClient:
             self._control.close()
 
 
-def _popen(control: socket.socket, log: Path) -> subprocess.Popen[bytes]:
+def _popen(log: Path) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Start the helper and return our end of its socket with it."""
     program = str(files("hermes_rl.backends.outpost").joinpath("nursery.py"))
     kept = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TMPDIR")
-    with log.open("ab") as complaints:
-        return subprocess.Popen(
-            [sys.executable, "-IS", program],
-            stdin=control.fileno(),
-            stdout=subprocess.DEVNULL,
-            stderr=complaints,
-            env={name: os.environ[name] for name in kept if name in os.environ},
-            cwd="/",
-            start_new_session=True,
-        )
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setblocking(False)
+    try:
+        with theirs, log.open("ab") as complaints:
+            process = subprocess.Popen(
+                [sys.executable, "-IS", program],
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=complaints,
+                env={name: os.environ[name] for name in kept if name in os.environ},
+                cwd="/",
+                start_new_session=True,
+            )
+    except BaseException:
+        ours.close()
+        raise
+    return process, ours

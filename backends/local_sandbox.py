@@ -9,6 +9,7 @@ import anyio
 import anyio.to_thread
 
 from hermes_rl.backends.admission import Admission
+from hermes_rl.backends.host_room import cannot_start
 from hermes_rl.backends.local_directories import SandboxDirectory, remove_tree
 from hermes_rl.backends.local_nursery import NurseryClient
 from hermes_rl.backends.outpost.channel import Loss
@@ -78,13 +79,22 @@ class LocalSandbox(OutpostSandbox):
                 return
             await self._nursery.wait_ended(self.id)
 
+    def _did_not_start(self) -> SandboxError | None:
+        """What befell the helper, or kept it from starting our keeper."""
+        if self._nursery.lost.is_set():
+            return self._gone(f"its helper process ended ({self._nursery.complaint()})")
+        refusal = self._nursery.refusals.pop(self.id, None)
+        if refusal is None:
+            return None
+        return cannot_start(refusal, backend=self.backend, sandbox_id=self.id)
+
     async def _explain(self, loss: Loss) -> SandboxError:
         if self._closing or loss.bye == "expired":
             return await super()._explain(loss)
         with anyio.move_on_after(BURIAL_LIMIT_S):
             await self._nursery.wait_ended(self.id)
-        if self._nursery.lost.is_set():
-            return self._gone(f"its helper process ended ({self._nursery.complaint()})")
+        if (error := self._did_not_start()) is not None:
+            return error
         killed = os.WIFSIGNALED(self._nursery.statuses.get(self.id, 0))
         if not killed:
             return self._gone(loss.reason)

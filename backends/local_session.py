@@ -17,6 +17,7 @@ from anyio.abc import TaskGroup
 
 from hermes_rl.backends.admission import Admission
 from hermes_rl.backends.bubblewrap import bubblewrap_message
+from hermes_rl.backends.host_room import cannot_start
 from hermes_rl.backends.local_directories import (
     BackendDirectory,
     SandboxDirectory,
@@ -204,13 +205,16 @@ class LocalSession:
         """Make the directories and the keeper; its first word is not yet waited for."""
         id = f"{self.backend}-{uuid.uuid4().hex[:10]}"
         nursery = await self._pick_nursery()
-        directory = await self._in_thread(lambda: self._directory.make_sandbox(id))
+        directory = self._directory.sandbox(id)
         try:
+            await self._in_thread(directory.make)
             message = self._message(spec, directory)
-        except BaseException:
+            ours, theirs = socket.socketpair()
+        except BaseException as error:
             await self._in_thread(lambda: remove_tree(directory.top))
+            if isinstance(error, OSError):
+                raise cannot_start(error, backend=self.backend) from error
             raise
-        ours, theirs = socket.socketpair()
         sandbox = self._sandbox(id, nursery, directory, await SocketTransport.of(ours))
         try:
             with theirs:

@@ -73,8 +73,8 @@ class SingularitySandbox(LocalSandbox):
             return await super()._explain(loss)
         with anyio.move_on_after(BURIAL_LIMIT_S):
             await self._nursery.wait_ended(self.id)
-        if self._nursery.lost.is_set():
-            return self._gone(f"its helper process ended ({self._nursery.complaint()})")
+        if (error := self._did_not_start()) is not None:
+            return error
         printed = await anyio.to_thread.run_sync(self._printed, limiter=self._threads)
         if self._hello is None:
             return singularity_error(printed, otherwise=loss.reason)

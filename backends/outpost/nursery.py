@@ -9,6 +9,7 @@ of gigabytes hundreds. Messages are JSON::
                                                  with "stderr": a file for what it complains of
     -> {"op": "kill", "id": ...}
     <- {"op": "ended", "id": ..., "status": ...}      nothing of the sandbox is left
+    <- {"op": "ended", "id": ..., "error": [errno, text, file]}    it could not be started
 
 It is a child subreaper above its keepers: when one is killed its processes become our children,
 which is how we know them and kill them. When the engine dies each keeper sees its own stream end;
@@ -17,6 +18,7 @@ when we die they see it on the lifeline, a pipe of which we hold the only writin
 
 from __future__ import annotations
 
+import errno
 import gc
 import importlib.util
 import json
@@ -56,7 +58,14 @@ class Keeper:
         self.pid = pid
         self.removed = removed
         self.status: int | None = None
+        self.error: OSError | None = None
         self.ended_at = 0.0
+
+
+def removed_after(message: dict[str, Any]) -> list[str]:
+    """Return what is to be removed when a keeper has ended."""
+    removed: list[str] = message.get("remove") or message["options"]["remove"]
+    return removed
 
 
 class Nursery:
@@ -105,12 +114,26 @@ class Nursery:
         for fd in fds:
             os.set_inheritable(fd, False)  # a command that held it would keep the stream open
         if message["op"] == "start":
-            self.start(message, fds[0])
-            os.close(fds[0])
+            self.try_to_start(message, fds)
         else:
             for keeper in self.keepers.values():
                 if keeper.id == message["id"]:
                     self.outpost.send_signal(keeper.pid, signal.SIGKILL)
+
+    def try_to_start(self, message: dict[str, Any], fds: list[int]) -> None:
+        """Start a keeper; one for which the machine has no room is no concern of the others."""
+        try:
+            if not fds:  # the kernel drops what finds no free number
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            self.start(message, fds[0])
+        except OSError as error:
+            keeper = Keeper(message["id"], 0, removed_after(message))
+            keeper.error = error
+            keeper.ended_at = time.monotonic()
+            self.dead.append(keeper)
+        finally:
+            for fd in fds:
+                os.close(fd)
 
     def start(self, message: dict[str, Any], stream: int) -> None:
         """Fork a keeper, or start the given program as one, on ``stream``."""
@@ -120,8 +143,7 @@ class Nursery:
             pid = os.fork()
             if pid == 0:
                 self.keep(message, stream)
-        removed = message.get("remove") or message["options"]["remove"]
-        self.keepers[pid] = Keeper(message["id"], pid, removed)
+        self.keepers[pid] = Keeper(message["id"], pid, removed_after(message))
 
     def spawn(self, message: dict[str, Any], stream: int) -> int:
         """Start the program that isolates and runs an outpost."""
@@ -206,7 +228,10 @@ class Nursery:
 
     def report(self, keeper: Keeper) -> None:
         """Tell the engine that nothing of a sandbox is left."""
-        message = {"op": "ended", "id": keeper.id, "status": keeper.status}
+        message: dict[str, Any] = {"op": "ended", "id": keeper.id, "status": keeper.status}
+        if keeper.error is not None:
+            error = keeper.error
+            message["error"] = [error.errno, error.strerror, error.filename]
         try:
             self.control.setblocking(True)
             self.control.send(json.dumps(message).encode())

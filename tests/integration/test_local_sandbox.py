@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from hermes_rl.backends.local import LocalBackend, create_backend
 from hermes_rl.backends.local_directories import list_records
 from hermes_rl.errors import (
     BackendUnavailable,
+    Capacity,
     ConfigError,
     CreateError,
     SandboxGone,
@@ -260,6 +262,25 @@ async def test_entering_removes_what_dead_engines_left() -> None:
             with anyio.move_on_after(5):
                 while left.exists():
                     await anyio.sleep(0.1)
+
+
+async def test_no_room_for_another_sandbox_is_told_with_the_fix_and_harms_no_other(
+    backend: LocalBackend,
+) -> None:
+    neighbour = await backend.create(SandboxSpec())
+    limits = {pid: resource.prlimit(pid, resource.RLIMIT_NOFILE) for pid in helpers()}
+    for pid, (_, hard) in limits.items():
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (1, hard))
+    with pytest.raises(Capacity, match="ulimit -n") as full:
+        await backend.create(SandboxSpec())
+    assert full.value.retryable
+    assert (await neighbour.exec("echo lives", timeout_s=PATIENCE_S)).text == "lives\n"
+    for pid, limit in limits.items():
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, limit)
+    later = await backend.create(SandboxSpec())
+    assert (await later.exec("echo again", timeout_s=PATIENCE_S)).text == "again\n"
+    left = {record.id for record in await backend.records() if record.run == "test"}
+    assert left == {neighbour.id, later.id}
 
 
 async def test_loss_of_a_helper_is_the_end_of_its_sandboxes_only() -> None:
