@@ -32,6 +32,7 @@
     │   ├── Unsupported           the backend lacks a capability; names it
     │   └── BackendUnavailable    daemon, service or binary not reachable        retryable
     ├── ToolFault                 a tool broke by our fault, not by the model's
+    │   └── ParserFault           a tool-call parser raised or answered with nonsense; names it
     ├── RewardError               scoring failed; the rollout is errored, never a silent zero
     │   ├── RewardUnreadable      the verifier left no reward, or nothing that is one
     │   ├── VerifierBootstrapFailed  the verifier could not set itself up, in a fresh sandbox either
@@ -75,6 +76,7 @@ __all__ = [
     "ModelTransient",
     "ModelUnauthorized",
     "NotSetUp",
+    "ParserFault",
     "RateLimited",
     "ResumeMismatch",
     "RewardError",
@@ -357,6 +359,10 @@ class BackendUnavailable(SandboxError):
 
 class ToolFault(HermesRLError):
     """A tool broke by our fault; the model's mistakes are tool results instead."""
+
+
+class ParserFault(ToolFault):
+    """A tool-call parser broke its contract: whether the model called a tool is not known."""
 
 
 class RewardError(HermesRLError):

@@ -10,10 +10,11 @@ import json
 import logging
 from collections.abc import Callable, Sequence
 
-from hermes_rl.errors import ConfigError
+from hermes_rl.errors import ConfigError, ParserFault
 from hermes_rl.parsers import get_parser, list_parsers
+from hermes_rl.parsers.contract import parse_turn
 from hermes_rl.parsers.format import Format
-from hermes_rl.types import JSONObject, Message, ParseResult, ToolCall, ToolCallParser
+from hermes_rl.types import JSONObject, Message, ToolCall, ToolCallParser
 
 __all__ = ["RenderChat", "template_fault", "warn_if_template_does_not_fit"]
 
@@ -54,9 +55,12 @@ def template_fault(render: RenderChat, parser: ToolCallParser) -> str | None:
         turn, with_header = _assistant_turns(render, _native_id(parser))
     except Exception as error:  # templates are programs of others and may raise anything
         return f"the chat template cannot render a tool call: {type(error).__name__}: {error}"
-    if _fits(parser.parse(turn, [_TOOL])) or _fits(parser.parse(with_header, [_TOOL])):
-        return None
-    fitting = [name for name in list_parsers() if _fits(get_parser(name).parse(turn, [_TOOL]))]
+    try:
+        if _reads(parser, turn) or _reads(parser, with_header):
+            return None
+    except ParserFault as error:
+        return str(error)
+    fitting = [name for name in list_parsers() if _would_read(name, turn)]
     advice = f"Parsers that read it: {', '.join(fitting)}." if fitting else "No parser reads it."
     return (
         f"the parser {parser.name!r} does not read the call that the chat template writes: "
@@ -106,10 +110,26 @@ def _shared_length(one: str, other: str) -> int:
     return min(len(one), len(other)) if differing is None else differing
 
 
-def _fits(result: ParseResult) -> bool:
+def _would_read(name: str, turn: str) -> bool:
+    """Say whether the parser of this name reads a call; plug-ins that break do not."""
+    try:
+        return _reads(get_parser(name), turn)
+    except (ConfigError, ParserFault):
+        return False
+
+
+def _reads(parser: ToolCallParser, turn: str) -> bool:
+    result = parse_turn(parser, turn, [_TOOL])
     calls = result.tool_calls or []
     return (
         [call.name for call in calls] == [_CALL.name]
-        and json.loads(calls[0].arguments) == _ARGUMENTS
+        and _arguments(calls[0]) == _ARGUMENTS
         and not result.invalid
     )
+
+
+def _arguments(call: ToolCall) -> object:
+    try:
+        return json.loads(call.arguments)
+    except ValueError:
+        return None

@@ -17,6 +17,7 @@ import orjson
 from hermes_rl.config_sources import Flag
 from hermes_rl.errors import ConfigError
 from hermes_rl.parsers import get_parser
+from hermes_rl.parsers.contract import parse_turn
 from hermes_rl.types import JSONObject
 
 
@@ -37,7 +38,7 @@ def run(arguments: argparse.Namespace, flags: Sequence[Flag]) -> int:
     parser = get_parser(arguments.parser)
     tools = _read_tools(arguments.tools)
     text = _read(arguments.file).decode(errors="replace")
-    result = asdict(parser.parse(text, tools, arguments.finish_reason))
+    result = asdict(parse_turn(parser, text, tools, arguments.finish_reason))
     sys.stdout.buffer.write(orjson.dumps(result, option=orjson.OPT_INDENT_2) + b"\n")
     return 0
 

@@ -20,6 +20,7 @@ import orjson
 from hermes_rl.config import ServerConfig
 from hermes_rl.errors import ModelProtocolError
 from hermes_rl.model.wire import ReasoningSource
+from hermes_rl.parsers.contract import parse_turn
 from hermes_rl.types import (
     InvalidCall,
     JSONObject,
@@ -166,6 +167,9 @@ def read_message(
         tools: Schemas, for the parser.
         reasoning_open: Whether the prompt ended inside a reasoning block, None = not known.
         id_seed: Of the ids that the parser makes.
+
+    Raises:
+        ParserFault: The parser broke.
     """
     message = choice["message"]
     spoken = Spoken(content=_read_content(message))
@@ -174,7 +178,8 @@ def read_message(
     raw_finish = str(choice.get("finish_reason") or "").lower()
     finish = _FINISH_REASONS.get(raw_finish, raw_finish)
     if parser is not None and spoken.content and not message.get("tool_calls"):
-        parsed = parser.parse(
+        parsed = parse_turn(
+            parser,
             spoken.content,
             tools,
             finish or None,
