@@ -320,11 +320,13 @@ class CommandConformance(ConformanceBase):
 
     async def test_zombies_are_reaped(self, sandbox: Sandbox) -> None:
         """Orphans that end are collected by the supervisor."""
-        marker = unique("zz")
-        await sh(sandbox, f"for i in 1 2 3; do (setsid sh -c ': {marker}' &); done; sleep 0.2")
+        started = await sh(sandbox, "for i in 1 2 3; do (setsid sh -c : & echo $!); done")
+        pids = started.stdout.split()
+        assert len(pids) == 3
 
         async def none_left() -> bool:
-            states = await sh(sandbox, "cat /proc/[0-9]*/stat 2>/dev/null | grep -c ') Z '")
+            names = " ".join(f"/proc/{int(pid)}/stat" for pid in pids)
+            states = await sh(sandbox, f"cat {names} 2>/dev/null | grep -c ') Z '")
             return int(states.stdout) == 0
 
         await eventually(none_left)
