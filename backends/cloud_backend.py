@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import importlib
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar
 
-import anyio
-import anyio.to_thread
-
-from hermes_rl.backends.capability_check import check_capabilities
 from hermes_rl.backends.cloud_options import CloudOptions
-from hermes_rl.errors import ConfigError, MissingExtra
+from hermes_rl.backends.extra import import_for
+from hermes_rl.backends.session_backend import SessionBackend
+from hermes_rl.errors import MissingExtra
 from hermes_rl.sandbox import (
     BackendLimits,
     BackendSettings,
     Capability,
     Check,
     SandboxRecord,
-    SandboxSpec,
 )
 
 if TYPE_CHECKING:
-    from hermes_rl.backends.cloud_sandbox import CloudSandbox
     from hermes_rl.backends.cloud_session import CloudSession
     from hermes_rl.backends.cloud_vendor import CloudVendor
 
@@ -34,10 +28,9 @@ OPERATIONS = 32
 """Sandboxes that start, and that are removed, at once; a cloud's own machines do the work."""
 
 
-class CloudBackend(ABC):
-    """A :class:`hermes_rl.sandbox.Backend` over one vendor. Nothing heavy until it is entered."""
+class CloudBackend(SessionBackend["CloudSession"]):
+    """A :class:`hermes_rl.sandbox.Backend` over one vendor."""
 
-    name: ClassVar[str]
     extra: ClassVar[str]
     """Of our package; installs the vendor's SDK."""
     sdk: ClassVar[str]
@@ -46,13 +39,12 @@ class CloudBackend(ABC):
     offers: ClassVar[frozenset[Capability]]
 
     def __init__(self, settings: BackendSettings, options: CloudOptions) -> None:
-        self.capabilities = self.offers
-        self.limits = BackendLimits(
-            starting=settings.max_starting or OPERATIONS, removing=OPERATIONS
+        super().__init__(
+            settings,
+            capabilities=self.offers,
+            limits=BackendLimits(starting=settings.max_starting or OPERATIONS, removing=OPERATIONS),
         )
-        self._settings = settings
         self._rate_options = options
-        self._session: CloudSession | None = None
 
     @abstractmethod
     def _vendor(self) -> CloudVendor:
@@ -63,18 +55,13 @@ class CloudBackend(ABC):
         """Check the prerequisites; the vendor's module has been imported."""
 
     async def _open_vendor(self) -> CloudVendor:
-        try:
-            await self._import_sdk()
-        except ModuleNotFoundError as error:
-            raise MissingExtra.of(f"The {self.name} backend", self.extra) from error
+        await self._import_sdk()
         return self._vendor()
 
     async def _import_sdk(self) -> None:
-        """Import in a thread what takes seconds to import."""
-        limiter = anyio.CapacityLimiter(1)
-        await anyio.to_thread.run_sync(importlib.import_module, self.module, limiter=limiter)
+        await import_for(self.name, self.module, extra=self.extra)
 
-    async def __aenter__(self) -> Self:
+    async def _connect(self) -> CloudSession:
         """Connect to the vendor, and begin to sweep what earlier runs left there.
 
         Raises:
@@ -95,39 +82,7 @@ class CloudBackend(ABC):
             rate=CreationRate(options.creations_per_s, burst=options.creation_burst),
         )
         await session.open()
-        self._session = session
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Remove every sandbox of this run that is still there, then disconnect."""
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
-
-    def _connected(self) -> CloudSession:
-        if self._session is None:
-            raise ConfigError(f"The {self.name} backend is not connected: use it in 'async with'.")
-        return self._session
-
-    async def create(self, spec: SandboxSpec) -> CloudSandbox:
-        """Start a sandbox; see :meth:`hermes_rl.sandbox.Backend.create`."""
-        session = self._connected()
-        check_capabilities(
-            spec,
-            self.capabilities | {Capability.BASH},
-            backend=self.name,
-            network=self._settings.network,
-        )
-        return await session.create(spec)
-
-    async def sweep(self) -> Sequence[str]:
-        """Remove what dead owners or passed deadlines left behind; return the ids removed."""
-        return await self._connected().sweep()
+        return session
 
     async def records(self) -> Sequence[SandboxRecord]:
         """List the sandboxes of all runs in this account; works unconnected too.
@@ -146,7 +101,7 @@ class CloudBackend(ABC):
         """Check the prerequisites; works unconnected too."""
         try:
             await self._import_sdk()
-        except ModuleNotFoundError:
+        except MissingExtra:
             fix = f"pip install 'hermes_rl[{self.extra}]'"
             return [Check(self.sdk, ok=False, detail="not installed", fix=fix, optional=True)]
         return await self._examine()

@@ -10,28 +10,22 @@ Everything that needs aiodocker is imported when the backend is entered.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
-import anyio
-import anyio.to_thread
-
-from hermes_rl.backends.capability_check import check_capabilities
 from hermes_rl.backends.docker_options import DockerOptions, parse_options
-from hermes_rl.errors import ConfigError, MissingExtra
+from hermes_rl.backends.extra import import_for
+from hermes_rl.backends.session_backend import SessionBackend
+from hermes_rl.errors import MissingExtra
 from hermes_rl.sandbox import (
     BackendLimits,
     BackendSettings,
     Capability,
     Check,
     SandboxRecord,
-    SandboxSpec,
 )
 
 if TYPE_CHECKING:
-    from hermes_rl.backends.docker_sandbox import DockerSandbox
     from hermes_rl.backends.docker_session import DockerSession
 
 __all__ = ["DockerBackend", "create_backend"]
@@ -49,7 +43,7 @@ def create_backend(settings: BackendSettings) -> DockerBackend:
     return DockerBackend(settings, parse_options(settings.options))
 
 
-class DockerBackend:
+class DockerBackend(SessionBackend["DockerSession"]):
     """A :class:`hermes_rl.sandbox.Backend` over one Docker daemon.
 
     ``capabilities`` and ``limits`` are the daemon's once the backend is entered.
@@ -58,13 +52,14 @@ class DockerBackend:
     name = "docker"
 
     def __init__(self, settings: BackendSettings, options: DockerOptions) -> None:
-        self.capabilities: frozenset[Capability] = CAPABILITIES
-        self.limits = BackendLimits(starting=settings.max_starting)
-        self._settings = settings
+        super().__init__(
+            settings,
+            capabilities=CAPABILITIES,
+            limits=BackendLimits(starting=settings.max_starting),
+        )
         self._options = options
-        self._session: DockerSession | None = None
 
-    async def __aenter__(self) -> Self:
+    async def _connect(self) -> DockerSession:
         """Connect to the daemon and sweep what earlier runs left there.
 
         Raises:
@@ -76,39 +71,8 @@ class DockerBackend:
 
         session = DockerSession(self._settings, self._options, supported=CAPABILITIES)
         await session.open()
-        self._session = session
         self.capabilities, self.limits = session.capabilities, session.limits
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Remove every sandbox of this run that is still there, then disconnect."""
-        session, self._session = self._connected(), None
-        await session.close()
-
-    def _connected(self) -> DockerSession:
-        if self._session is None:
-            raise ConfigError("The docker backend is not connected: use it in 'async with'.")
-        return self._session
-
-    async def create(self, spec: SandboxSpec) -> DockerSandbox:
-        """Start a sandbox; see :meth:`hermes_rl.sandbox.Backend.create`."""
-        session = self._connected()
-        check_capabilities(
-            spec,
-            self.capabilities | {Capability.BASH},
-            backend=self.name,
-            network=self._settings.network,
-        )
-        return await session.create(spec)
-
-    async def sweep(self) -> Sequence[str]:
-        """Remove what dead owners or passed deadlines left behind; ids, with those of the start."""
-        return await self._connected().sweep()
+        return session
 
     async def records(self) -> Sequence[SandboxRecord]:
         """List the sandboxes of all runs on this daemon, in every state; works unconnected too.
@@ -135,13 +99,5 @@ class DockerBackend:
 
 
 async def _import(module: str) -> None:
-    """Import what needs aiodocker, 0.1 s of work the first time, without holding the event loop.
-
-    Raises:
-        MissingExtra: aiodocker is not installed.
-    """
-    name, limiter = f"hermes_rl.backends.{module}", anyio.CapacityLimiter(1)
-    try:
-        await anyio.to_thread.run_sync(importlib.import_module, name, limiter=limiter)
-    except ModuleNotFoundError as error:
-        raise MissingExtra.of("The docker backend", "docker") from error
+    """Import what needs aiodocker."""
+    await import_for("docker", f"hermes_rl.backends.{module}", extra="docker")

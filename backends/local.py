@@ -17,27 +17,23 @@ import os
 import shutil
 import tempfile
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Self
 
 import anyio
 import anyio.to_thread
 
 from hermes_rl.backends.bubblewrap import check_bubblewrap
-from hermes_rl.backends.capability_check import check_capabilities
 from hermes_rl.backends.local_directories import list_records, sweep
 from hermes_rl.backends.local_options import LocalOptions, parse_options
-from hermes_rl.backends.local_sandbox import LocalSandbox
 from hermes_rl.backends.local_session import LocalSession
 from hermes_rl.backends.runtime import Runtime, ensure_runtime
-from hermes_rl.errors import BackendUnavailable, ConfigError
+from hermes_rl.backends.session_backend import SessionBackend
+from hermes_rl.errors import BackendUnavailable
 from hermes_rl.sandbox import (
     BackendLimits,
     BackendSettings,
     Capability,
     Check,
     SandboxRecord,
-    SandboxSpec,
 )
 
 __all__ = ["LocalBackend", "create_backend"]
@@ -61,22 +57,22 @@ def create_backend(settings: BackendSettings) -> LocalBackend:
     return LocalBackend(settings, parse_options(settings.options))
 
 
-class LocalBackend:
-    """Makes :class:`LocalSandbox` objects; see the module's docstring for what they are not."""
+class LocalBackend(SessionBackend[LocalSession]):
+    """Makes sandboxes here; see the module's docstring for what they are not."""
 
     name = "local"
+    shows_later = frozenset()
 
     def __init__(self, settings: BackendSettings, options: LocalOptions) -> None:
         operations = OPERATIONS_PER_CORE * (os.cpu_count() or 1)
-        self.limits = BackendLimits(
-            starting=settings.max_starting or operations, removing=operations
+        super().__init__(
+            settings,
+            capabilities=_capabilities(isolated=options.local_isolation == "bwrap"),
+            limits=BackendLimits(starting=settings.max_starting or operations, removing=operations),
         )
-        self.capabilities = _capabilities(isolated=options.local_isolation == "bwrap")
-        self._settings = settings
         self._options = options
-        self._session: LocalSession | None = None
 
-    async def __aenter__(self) -> Self:
+    async def _connect(self) -> LocalSession:
         """Start the helper processes; warn if nothing isolates.
 
         Raises:
@@ -87,8 +83,7 @@ class LocalBackend:
         self.capabilities = _capabilities(isolated=runtime is not None)
         session = LocalSession(self._settings, self.limits, self.capabilities, runtime)
         await session.open()
-        self._session = session
-        return self
+        return session
 
     async def _isolation(self) -> Runtime | None:
         """Return the interpreter to mount into bubblewrap, None if there is no isolation."""
@@ -106,26 +101,6 @@ class LocalBackend:
             logger.warning("%s (%s)", WARNING, error)
             return None
         return runtime
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Close every sandbox, end the helpers, remove the directories."""
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
-
-    async def create(self, spec: SandboxSpec) -> LocalSandbox:
-        """Start a sandbox; see :meth:`hermes_rl.sandbox.Backend.create`."""
-        if self._session is None:
-            raise ConfigError("The local backend is not connected: use it in 'async with'.")
-        check_capabilities(
-            spec, self.capabilities, backend=self.name, network=self._settings.network
-        )
-        return await self._session.create(spec)
 
     async def sweep(self) -> Sequence[str]:
         """Remove the directories of engines that live no more; works unconnected too."""

@@ -15,33 +15,33 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Self
 
 import anyio
 import anyio.to_thread
 
-from hermes_rl.backends.capability_check import check_capabilities
 from hermes_rl.backends.local_directories import list_records, sweep
-from hermes_rl.backends.local_sandbox import LocalSandbox
 from hermes_rl.backends.runtime import Runtime, ensure_runtime
+from hermes_rl.backends.session_backend import SessionBackend
 from hermes_rl.backends.singularity_options import SingularityOptions, parse_options
 from hermes_rl.backends.singularity_probe import Findings, probe
 from hermes_rl.backends.singularity_program import find_program
 from hermes_rl.backends.singularity_session import SingularitySession
-from hermes_rl.errors import BackendUnavailable, ConfigError
+from hermes_rl.errors import BackendUnavailable
 from hermes_rl.sandbox import (
     BackendLimits,
     BackendSettings,
     Capability,
     Check,
     SandboxRecord,
-    SandboxSpec,
 )
 
 __all__ = ["SingularityBackend", "create_backend"]
 
 OPERATIONS_PER_CORE = 2
+EVERYWHERE = frozenset(
+    {Capability.ISOLATION, Capability.IMAGES, Capability.NETWORK_PUBLIC, Capability.PTY}
+)
+"""What every installation gives; the rest is tried."""
 _WHY_NOT = {
     Capability.USERS: "whoever you are outside is the only user inside: give yourself ids in "
     "/etc/subuid for fakeroot, or run as root",
@@ -60,25 +60,21 @@ def create_backend(settings: BackendSettings) -> SingularityBackend:
     return SingularityBackend(settings, parse_options(settings.options))
 
 
-class SingularityBackend:
+class SingularityBackend(SessionBackend[SingularitySession]):
     """Makes sandboxes in containers; see the module's docstring."""
 
     name = "singularity"
 
     def __init__(self, settings: BackendSettings, options: SingularityOptions) -> None:
         operations = OPERATIONS_PER_CORE * (os.cpu_count() or 1)
-        self.limits = BackendLimits(
-            starting=settings.max_starting or operations, removing=operations
+        super().__init__(
+            settings,
+            capabilities=EVERYWHERE,
+            limits=BackendLimits(starting=settings.max_starting or operations, removing=operations),
         )
-        # Before anything was tried: what every installation gives.
-        self.capabilities = frozenset(
-            {Capability.ISOLATION, Capability.IMAGES, Capability.NETWORK_PUBLIC, Capability.PTY}
-        )
-        self._settings = settings
         self._options = options
-        self._session: SingularitySession | None = None
 
-    async def __aenter__(self) -> Self:
+    async def _connect(self) -> SingularitySession:
         """Find the program, try what it may do here, start the helper processes.
 
         Raises:
@@ -96,37 +92,13 @@ class SingularityBackend:
             options=self._options,
         )
         await session.open()
-        self._session = session
-        return self
+        return session
 
     async def _find_out(self, runtime: Runtime) -> Findings:
         def look() -> Findings:
             return probe(find_program(), runtime, self._options.user_mode)
 
         return await anyio.to_thread.run_sync(look, limiter=anyio.CapacityLimiter(1))
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Close every sandbox, end the helpers, remove the directories."""
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
-
-    async def create(self, spec: SandboxSpec) -> LocalSandbox:
-        """Start a sandbox; see :meth:`hermes_rl.sandbox.Backend.create`."""
-        if self._session is None:
-            raise ConfigError("The singularity backend is not connected: use it in 'async with'.")
-        check_capabilities(
-            spec,
-            self.capabilities | {Capability.BASH},
-            backend=self.name,
-            network=self._settings.network,
-        )
-        return await self._session.create(spec)
 
     async def sweep(self) -> Sequence[str]:
         """Remove the directories of engines that live no more; works unconnected too.

@@ -13,31 +13,25 @@ guard on the host. See ``docs/backends.md``.
 
 from __future__ import annotations
 
-import importlib
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
-import anyio
-import anyio.to_thread
-
-from hermes_rl.backends.capability_check import check_capabilities
+from hermes_rl.backends.extra import import_for
 from hermes_rl.backends.ownership import DEADLINE_LABEL, OWNER_LABEL, RUN_LABEL
+from hermes_rl.backends.session_backend import SessionBackend
 from hermes_rl.backends.ssh_options import SSHOptions, parse_options
-from hermes_rl.errors import BackendUnavailable, ConfigError, MissingExtra
+from hermes_rl.errors import BackendUnavailable, ConfigError
 from hermes_rl.sandbox import (
     BackendLimits,
     BackendSettings,
     Capability,
     Check,
     SandboxRecord,
-    SandboxSpec,
 )
 
 if TYPE_CHECKING:
-    from hermes_rl.backends.ssh_sandbox import SSHSandbox
     from hermes_rl.backends.ssh_session import SSHSession
 
 __all__ = ["SSHBackend", "create_backend"]
@@ -66,24 +60,25 @@ def create_backend(settings: BackendSettings) -> SSHBackend:
     return SSHBackend(settings, parse_options(settings.options))
 
 
-class SSHBackend:
+class SSHBackend(SessionBackend["SSHSession"]):
     """Makes sandboxes on the hosts of its options; nothing heavy until it is entered."""
 
     name = "ssh"
 
     def __init__(self, settings: BackendSettings, options: SSHOptions) -> None:
         operations = OPERATIONS_PER_HOST * len(options.hosts)
-        self.limits = BackendLimits(
-            starting=settings.max_starting or operations,
-            removing=operations,
-            running=options.sandboxes_per_host * len(options.hosts),
+        super().__init__(
+            settings,
+            capabilities=_capabilities(options, isolated=options.ssh_isolation == "bwrap"),
+            limits=BackendLimits(
+                starting=settings.max_starting or operations,
+                removing=operations,
+                running=options.sandboxes_per_host * len(options.hosts),
+            ),
         )
-        self._settings = settings
         self._options = options
-        self._session: SSHSession | None = None
-        self.capabilities = _capabilities(options, isolated=options.ssh_isolation == "bwrap")
 
-    async def __aenter__(self) -> Self:
+    async def _connect(self) -> SSHSession:
         """Connect to the hosts and prepare them; warn if nothing isolates.
 
         Raises:
@@ -96,8 +91,7 @@ class SSHBackend:
         session = await self._opened()
         session.sweep_regularly()
         self.capabilities = session.capabilities
-        self._session = session
-        return self
+        return session
 
     async def _opened(self) -> SSHSession:
         isolation = self._options.ssh_isolation
@@ -113,7 +107,7 @@ class SSHBackend:
             return await self._open(is_isolated=False)
 
     async def _open(self, *, is_isolated: bool) -> SSHSession:
-        await self._import()
+        await import_for(self.name, "asyncssh", extra="ssh")
         from hermes_rl.backends.ssh_session import SSHSession
 
         session = SSHSession(
@@ -126,39 +120,8 @@ class SSHBackend:
         await session.open()
         return session
 
-    async def _import(self) -> None:
-        """Import in a thread what takes half a second to import."""
-        limiter = anyio.CapacityLimiter(1)
-        try:
-            await anyio.to_thread.run_sync(importlib.import_module, "asyncssh", limiter=limiter)
-        except ModuleNotFoundError as error:
-            raise MissingExtra.of("The ssh backend", "ssh") from error
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Close every sandbox, then the connections."""
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
-
-    async def create(self, spec: SandboxSpec) -> SSHSandbox:
-        """Start a sandbox; see :meth:`hermes_rl.sandbox.Backend.create`."""
-        if self._session is None:
-            raise ConfigError("The ssh backend is not connected: use it in 'async with'.")
-        check_capabilities(
-            spec,
-            self.capabilities | {Capability.BASH},
-            backend=self.name,
-            network=self._settings.network,
-        )
-        return await self._session.create(spec)
-
     @asynccontextmanager
-    async def _connected(self) -> AsyncIterator[SSHSession]:
+    async def _connected_for_now(self) -> AsyncIterator[SSHSession]:
         """Yield the session, or one for now that does not prepare for isolation."""
         if self._session is not None:
             yield self._session
@@ -171,12 +134,12 @@ class SSHBackend:
 
     async def sweep(self) -> Sequence[str]:
         """Remove on every host what nobody keeps any more; works unconnected too."""
-        async with self._connected() as session:
+        async with self._connected_for_now() as session:
             return await session.sweep()
 
     async def records(self) -> Sequence[SandboxRecord]:
         """List what all engines have on the hosts; works unconnected too."""
-        async with self._connected() as session:
+        async with self._connected_for_now() as session:
             return [
                 SandboxRecord(
                     id=found["id"],
