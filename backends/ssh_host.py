@@ -102,7 +102,7 @@ class SSHHost:
         self.address = address
         self.connections = HostConnections(address, options, tasks)
         self._interpreter = HostInterpreter(
-            address, connections=self.connections, stock=stock, directory=options.directory
+            connections=self.connections, stock=stock, directory=options.directory
         )
         self._python: Sequence[str] = PYTHON
         self.places = anyio.CapacityLimiter(options.sandboxes_per_host)

@@ -10,7 +10,6 @@ from pathlib import Path
 from hermes_rl.backends.runtime import Runtime
 from hermes_rl.backends.shipment import Bundle, InterpreterStock, Shipment
 from hermes_rl.backends.ssh_connection import HostConnections
-from hermes_rl.backends.ssh_options import SSHAddress
 
 __all__ = ["HostInterpreter"]
 
@@ -21,21 +20,18 @@ class HostInterpreter:
     """Brings our interpreter to one host.
 
     Args:
-        address: The host.
-        connections: To it.
+        connections: To the host.
         stock: Has the interpreter.
         directory: The backend option.
     """
 
     def __init__(
         self,
-        address: SSHAddress,
         *,
         connections: HostConnections,
         stock: InterpreterStock,
         directory: str,
     ) -> None:
-        self._address = address
         self._connections = connections
         self._stock = stock
         self._place = shlex.quote(directory) if directory else DEFAULT_PLACE

@@ -30,7 +30,6 @@ __all__ = [
     "sampled_count",
     "sequences_of",
     "split_group",
-    "to_group",
     "to_item",
     "wire_messages",
 ]
@@ -147,24 +146,6 @@ def merge_items(items: Sequence[Mapping[str, Any]]) -> JSONObject:
             group[key] = values
         elif any(present):
             raise ConfigError(f"Only {sum(present)} of {len(items)} items of a group have {key!r}.")
-    return group
-
-
-def to_group(
-    sequences: Sequence[ScoredSequence], *, generation_params: Mapping[str, Any] | None = None
-) -> JSONObject:
-    """Return the ``ScoredDataGroup`` of finished rollouts.
-
-    ``inference_logprobs`` is there only if every rollout has exact logprobs.
-    """
-    exact = all(sequence.logprobs is not None for sequence in sequences)
-    items = [to_item(sequence) for sequence in sequences]
-    if not exact:
-        for item in items:
-            item.pop("inference_logprobs", None)
-    group = merge_items(items)
-    if generation_params is not None:
-        group["generation_params"] = dict(generation_params)
     return group
 
 

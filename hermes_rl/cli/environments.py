@@ -17,16 +17,11 @@ from hermes_rl.cli.task_sets import find_tasks, import_file, task_set_names
 from hermes_rl.errors import TaskError, UnknownName
 from hermes_rl.plugins import load_plugin
 
-__all__ = ["environment_names", "find_environment"]
+__all__ = ["find_environment"]
 
 
 def _registered() -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=GROUP)}
-
-
-def environment_names() -> list[str]:
-    """Return the registered names, sorted."""
-    return sorted(_registered())
 
 
 def find_environment(spec: str) -> type[HermesAgentBaseEnv]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import posixpath
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -230,13 +230,3 @@ class FakeBackend:
     async def doctor(self) -> Sequence[Check]:
         """Be well."""
         return [Check("fake", ok=True)]
-
-
-@asynccontextmanager
-async def fake_sandbox() -> AsyncIterator[FakeSandbox]:
-    """Open one fake sandbox."""
-    sandbox = FakeSandbox()
-    try:
-        yield sandbox
-    finally:
-        await sandbox.close()

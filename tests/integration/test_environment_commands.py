@@ -24,7 +24,6 @@ ENV = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_VERBOSITY": "error",
 }
-TASK = "a task set of its own"
 
 OLD_ENVIRONMENT = """
 from typing import Any, Dict, List, Optional, Tuple

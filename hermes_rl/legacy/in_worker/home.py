@@ -17,8 +17,6 @@ KEPT_VARIABLES = frozenset({"HERMES_ALLOW_PRIVATE_URLS"})
 """Of the HERMES_* variables of the caller: its decision, about addresses only."""
 REMOVED_VARIABLES = frozenset({"BROWSER_CDP_URL"})
 """One browser behind one address would be one browser for all rollouts."""
-COPIED = ("config.yaml", "skills")
-"""What is taken from the user's own home. Keys come from the environment, never from there."""
 CACHE_DIRECTORIES = ("cache", "image_cache", "audio_cache", "video_cache")
 """Where tools leave files that their results name."""
 

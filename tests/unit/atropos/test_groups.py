@@ -7,11 +7,11 @@ from hermes_rl.atropos.groups import (
     choose_sequence,
     merge_items,
     split_group,
-    to_group,
+    to_item,
     wire_messages,
 )
 from hermes_rl.errors import ConfigError
-from hermes_rl.types import TokenSequence
+from hermes_rl.types import JSONObject, TokenSequence
 
 
 def sequence(sampled: int, prompt: int = 2) -> TokenSequence:
@@ -28,6 +28,10 @@ def scored(score: float, *, logprobs: bool = True) -> ScoredSequence:
         score=score,
         messages=[{"role": "assistant", "tool_calls": []}],
     )
+
+
+def group_of(*sequences: ScoredSequence) -> JSONObject:
+    return merge_items([to_item(each) for each in sequences])
 
 
 def test_the_longest_segment_by_sampled_tokens_is_sent_and_the_rest_counted() -> None:
@@ -51,14 +55,20 @@ def test_every_message_on_the_wire_has_content() -> None:
 
 
 def test_a_group_has_one_entry_per_rollout_in_every_list() -> None:
-    group = to_group([scored(1.0), scored(0.0)], generation_params={"temperature": 1.0})
+    group = group_of(scored(1.0), scored(0.0))
     assert group["scores"] == [1.0, 0.0]
     for key in ("tokens", "masks", "inference_logprobs", "messages", "overrides"):
         assert len(group[key]) == 2
 
 
-def test_logprobs_are_left_out_unless_every_rollout_has_them() -> None:
-    assert "inference_logprobs" not in to_group([scored(1.0), scored(0.0, logprobs=False)])
+def test_a_group_without_logprobs_has_no_list_of_them() -> None:
+    without = scored(1.0, logprobs=False)
+    assert "inference_logprobs" not in group_of(without, without)
+
+
+def test_a_group_in_which_only_some_have_logprobs_is_refused() -> None:
+    with pytest.raises(ConfigError, match="Only 1 of 2 items of a group have 'inference_logprobs'"):
+        group_of(scored(1.0), scored(0.0, logprobs=False))
 
 
 def test_items_of_an_overridden_collect_trajectory_must_line_up() -> None:
@@ -68,6 +78,6 @@ def test_items_of_an_overridden_collect_trajectory_must_line_up() -> None:
 
 
 def test_a_group_splits_into_trajectories() -> None:
-    first, second = split_group(to_group([scored(1.0), scored(0.0)]))
+    first, second = split_group(group_of(scored(1.0), scored(0.0)))
     assert (first["scores"], second["scores"]) == ([1.0], [0.0])
     assert first["group_overrides"] == {}

@@ -15,8 +15,6 @@ import orjson
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from hermes_rl.model.hf_tokenizer import ChatTokenizer
-
 CORPUS = [
     "system user assistant tool terminal command list the files and tell me what is there",
     'Tools: {"name": "terminal", "arguments": {"command": "ls -l /tmp"}, "parameters": {}}',
@@ -520,8 +518,3 @@ def _without_added_bytes(tokenizer: Tokenizer) -> Tokenizer:
     spec = orjson.loads(tokenizer.to_str())
     spec["added_tokens"] = [t for t in spec["added_tokens"] if not t["content"].startswith("<0x")]
     return Tokenizer.from_str(orjson.dumps(spec).decode())
-
-
-def chat_tokenizer(family: Family) -> ChatTokenizer:
-    """Return the trained tokenizer as the renderer takes it."""
-    return ChatTokenizer(trained(family), name=family.name)
