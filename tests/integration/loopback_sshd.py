@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from hermes_rl.sandbox import Backend, BackendSettings, open_backend
 from tests.conftest import require
 
@@ -174,6 +176,14 @@ def running_sshd(
         yield server
     finally:
         server.stop()
+
+
+@pytest.fixture(scope="module")
+def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
+    """A host; nothing may be left on it when its module's tests are over."""
+    with running_sshd(tmp_path_factory.mktemp("sshd")) as server:
+        yield server
+        assert server.left_in_the_end() == []
 
 
 @contextlib.contextmanager

@@ -17,10 +17,9 @@ from hermes_rl.backends.singularity import SingularityBackend, create_backend
 from hermes_rl.errors import BackendUnavailable, CreateError, ImageNotFound, Unsupported
 from hermes_rl.sandbox import BackendSettings, Capability, SandboxSpec
 from hermes_rl.testing.hosting import hosted
-from tests.conftest import require
 
 from .apptainer_world import World, apptainer_world
-from .bubblewrap_here import complaint_of_bubblewrap
+from .bubblewrap_here import require_bubblewrap
 from .evaluate_process import environment, processes_with, run
 
 QUICK_S = 60.0
@@ -28,8 +27,7 @@ QUICK_S = 60.0
 
 @pytest.fixture(scope="module", autouse=True)
 def bubblewrap_works() -> None:
-    complaint = complaint_of_bubblewrap()
-    require(not complaint, complaint)
+    require_bubblewrap()
 
 
 @pytest.fixture

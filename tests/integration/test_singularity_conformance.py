@@ -9,16 +9,14 @@ import pytest
 from hermes_rl.backends.singularity import create_backend
 from hermes_rl.sandbox import Backend, BackendSettings
 from hermes_rl.testing.sandbox_conformance import SandboxConformance
-from tests.conftest import require
 
 from .apptainer_world import World, apptainer_world
-from .bubblewrap_here import complaint_of_bubblewrap
+from .bubblewrap_here import require_bubblewrap
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    complaint = complaint_of_bubblewrap()
-    require(not complaint, complaint)
+    require_bubblewrap()
     with apptainer_world(tmp_path_factory.mktemp("world")) as world:
         yield world
 

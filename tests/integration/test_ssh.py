@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import anyio
@@ -21,7 +20,7 @@ from hermes_rl.sandbox import Backend, BackendSettings, SandboxSpec, open_backen
 
 from .evaluate_process import processes_with
 from .free_port import free_port
-from .loopback_sshd import Sshd, make_key, running_sshd
+from .loopback_sshd import Sshd, make_key
 
 ENGINE = """
 import anyio, orjson, sys
@@ -38,13 +37,6 @@ async def main():
 
 anyio.run(main)
 """
-
-
-@pytest.fixture(scope="module")
-def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
-    with running_sshd(tmp_path_factory.mktemp("sshd")) as server:
-        yield server
-        assert server.left_in_the_end() == []
 
 
 def backend_of(sshd: Sshd, **options: object) -> Backend:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 
 import pytest
 
@@ -12,14 +11,7 @@ pytest.importorskip("asyncssh", reason="needs hermes_rl[ssh]")
 from hermes_rl.sandbox import Backend, BackendSettings, open_backend
 from hermes_rl.testing.sandbox_conformance import SandboxConformance
 
-from .loopback_sshd import Sshd, running_sshd
-
-
-@pytest.fixture(scope="module")
-def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
-    with running_sshd(tmp_path_factory.mktemp("sshd")) as server:
-        yield server
-        assert server.left_in_the_end() == []
+from .loopback_sshd import Sshd
 
 
 class TestSSHSandbox(SandboxConformance):

@@ -12,9 +12,8 @@ pytest.importorskip("asyncssh", reason="needs hermes_rl[ssh]")
 
 from hermes_rl.errors import BackendUnavailable, SandboxError
 from hermes_rl.sandbox import Capability, Sandbox, SandboxSpec
-from tests.conftest import require
 
-from .bubblewrap_here import complaint_of_bubblewrap
+from .bubblewrap_here import require_bubblewrap
 from .loopback_sshd import Sshd, complaint_of_guest_namespaces, sshd_for_guest
 
 FLOOD_BYTES = 20_000_000
@@ -26,8 +25,7 @@ BOMB = "ulimit -u 60; f() { f | f & f; }; f"
 def _isolation(kind: str) -> str:
     if kind == "none":
         return kind
-    complaint = complaint_of_bubblewrap()
-    require(not complaint, complaint)
+    require_bubblewrap()
     complaint = complaint_of_guest_namespaces()
     if complaint:
         pytest.skip(complaint)

@@ -21,9 +21,8 @@ from hermes_rl.backends import ssh_session
 from hermes_rl.backends.ssh_sandbox import SSHSandbox
 from hermes_rl.errors import BackendUnavailable, SandboxError
 from hermes_rl.sandbox import Backend, BackendSettings, Inventory, SandboxSpec, open_backend
-from tests.conftest import require
 
-from .bubblewrap_here import complaint_of_bubblewrap
+from .bubblewrap_here import require_bubblewrap
 from .evaluate_process import run
 from .free_port import free_port
 from .loopback_sshd import GUEST, Sshd, make_key, running_sshd, sshd_for_guest
@@ -121,8 +120,7 @@ async def test_one_host_that_is_down_from_the_start_is_done_without(
 async def test_one_that_was_down_at_first_is_made_ready_when_it_is_used_not_when_it_is_swept(
     left_host: Sshd, right_host: Sshd
 ) -> None:
-    complaint = complaint_of_bubblewrap()
-    require(not complaint, complaint)
+    require_bubblewrap()
     options = options_for(left_host, right_host, ssh_isolation="bwrap")
     left_host.stop()
     async with opened(options) as backend:
@@ -137,8 +135,7 @@ async def test_one_that_was_down_at_first_is_made_ready_when_it_is_used_not_when
 async def test_one_that_lost_its_interpreter_gets_it_again_though_it_was_swept(
     right_host: Sshd,
 ) -> None:
-    complaint = complaint_of_bubblewrap()
-    require(not complaint, complaint)
+    require_bubblewrap()
     async with opened(right_host.options(ssh_isolation="bwrap")) as backend:
         (sandbox,) = await created(backend, 1)
         await sandbox.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from hermes_rl.errors import ConfigError, ImageNotFound, Unsupported
 from hermes_rl.sandbox import Backend, SandboxSpec
 from tests.conftest import require
 
-from .bubblewrap_here import complaint_of_bubblewrap
+from .bubblewrap_here import require_bubblewrap
 from .loopback_sshd import (
     Sshd,
     complaint_of_guest_namespaces,
@@ -31,15 +31,7 @@ SPEC = SandboxSpec(image="tiny")
 
 @pytest.fixture(autouse=True, scope="module")
 def _bubblewrap() -> None:
-    complaint = complaint_of_bubblewrap()
-    require(not complaint, complaint)
-
-
-@pytest.fixture(scope="module")
-def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
-    with running_sshd(tmp_path_factory.mktemp("sshd")) as server:
-        yield server
-        assert server.left_in_the_end() == []
+    require_bubblewrap()
 
 
 def make_image(root: Path, *, owner: int = 0) -> Path:

@@ -21,9 +21,8 @@ from hermes_rl.testing.sandbox_conformance import (
     KillConformance,
     TransferConformance,
 )
-from tests.conftest import require
 
-from .bubblewrap_here import complaint_of_bubblewrap
+from .bubblewrap_here import require_bubblewrap
 from .loopback_sshd import Sshd, running_sshd
 
 
@@ -143,8 +142,7 @@ async def test_a_full_disk_is_told_and_left_as_it_was(tmp_path: Path) -> None:
 
 
 async def test_sandboxes_in_bubblewrap_cannot_write_to_it(sshd: Sshd) -> None:
-    complaint = complaint_of_bubblewrap()
-    require(not complaint, complaint)
+    require_bubblewrap()
     async with sshd.backend(ssh_isolation="bwrap") as backend:
         sandbox = await backend.create(SandboxSpec())
         tried = (

@@ -11,17 +11,12 @@ from hermes_rl.runlog.reader import read_run
 
 from .clouds import CLOUDS, Cloud
 from .evaluate_process import DATA, run
-from .tiny_tasks import EXPECTED, FLAGGED, NO_BOOTSTRAP, PASSED, SLOW, TINY, Outcome
+from .tiny_tasks import NO_BOOTSTRAP, SLOW, TINY, expected_unseen, recorded_outcomes
 
 pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("docker_image")]
 
 MISSING = ["changes", "engine_access", "pause"]
 """Of the reward phase's protections: nothing outside a cloud's sandbox looks into it for us."""
-ON_CLOUDS: dict[str, Outcome] = {
-    # Docker's, but for the flag: what an agent changed is not seen.
-    name: PASSED if oracle == FLAGGED else oracle
-    for name, (oracle, _, _) in EXPECTED.items()
-}
 
 
 @pytest.mark.parametrize("cloud", CLOUDS)
@@ -36,15 +31,7 @@ async def test_the_tiny_tasks_have_dockers_scores(cloud: Cloud, tmp_path: Path) 
             )
         assert server.lives.alive == []
     assert "Traceback" not in done.stderr
-    records = read_run(tmp_path / "run").records
-    got: dict[str, Outcome] = {}
-    for (name, _), record in records.items():
-        if record.failure is not None:
-            got[name] = record.failure.kind
-        else:
-            assert record.reward is not None
-            got[name] = (record.status, record.reward, bool(record.flags))
-    assert got == ON_CLOUDS
+    got = recorded_outcomes(read_run(tmp_path / "run"), missing=MISSING)
+    assert got == expected_unseen("oracle")
     scored = [name for name, outcome in got.items() if outcome not in (SLOW, NO_BOOTSTRAP)]
     assert len(scored) >= 10
-    assert {name for name, r in records.items() if list(r.missing_protections) != MISSING} == set()

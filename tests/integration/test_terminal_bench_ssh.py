@@ -12,14 +12,21 @@ import pytest
 pytest.importorskip("asyncssh", reason="needs hermes_rl[ssh]")
 
 from hermes_rl.runlog.reader import RecordedRun, read_run
-from tests.conftest import require
 
-from .bubblewrap_here import complaint_of_bubblewrap
+from .bubblewrap_here import require_bubblewrap
 from .docker_boxes import TEST_IMAGE
 from .evaluate_process import run
 from .image_files import unpacked_image
-from .loopback_sshd import Sshd, running_sshd
-from .tiny_tasks import EXPECTED, FLAGGED, NO_BOOTSTRAP, PASSED, SLOW, TINY, Outcome
+from .loopback_sshd import Sshd
+from .tiny_tasks import (
+    EXPECTED,
+    NO_BOOTSTRAP,
+    SLOW,
+    TINY,
+    expected_unseen,
+    reasons_skipped,
+    recorded_outcomes,
+)
 
 pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("docker_image")]
 
@@ -32,24 +39,9 @@ LIMIT_S = 240.0
 
 @pytest.fixture(scope="module")
 def files(docker_image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    complaint = complaint_of_bubblewrap()
-    require(not complaint, complaint)
+    require_bubblewrap()
     with unpacked_image(TEST_IMAGE, tmp_path_factory.mktemp("image")) as root:
         yield root
-
-
-@pytest.fixture(scope="module")
-def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
-    with running_sshd(tmp_path_factory.mktemp("sshd")) as server:
-        yield server
-        assert server.left_in_the_end() == []
-
-
-def expected(agent: str) -> dict[str, Outcome]:
-    """Docker's outcomes, but for the flag: what an agent changed is not seen."""
-    column = ("oracle", "nop").index(agent)
-    outcomes = {name: each[column] for name, each in EXPECTED.items() if name not in SKIPPED}
-    return {name: PASSED if each == FLAGGED else each for name, each in outcomes.items()}
 
 
 async def evaluate(agent: str, options: dict[str, object], where: Path) -> RecordedRun:
@@ -75,22 +67,10 @@ async def check_tiny_tasks(agent: str, sshd: Sshd, files: Path, tmp_path: Path) 
     options = sshd.options(
         ssh_isolation="bwrap", images={TEST_IMAGE: str(files)}, task_limits="ignore"
     )
-    records = (await evaluate(agent, options, tmp_path)).records
-    got: dict[str, Outcome] = {}
-    skipped: dict[str, str] = {}
-    for (name, _), record in records.items():
-        if record.status == "skipped":
-            assert record.failure is not None
-            skipped[name] = record.failure.message
-        elif record.failure is not None:
-            known = record.failure.kind in (SLOW, NO_BOOTSTRAP)
-            got[name] = record.failure.kind if known else record.failure.message
-        else:
-            assert record.reward is not None
-            got[name] = (record.status, record.reward, bool(record.flags))
-            assert list(record.missing_protections) == MISSING
-    assert skipped == SKIPPED
-    assert got == expected(agent)
+    run = await evaluate(agent, options, tmp_path)
+    got = recorded_outcomes(run, missing=MISSING)
+    assert reasons_skipped(run) == SKIPPED
+    assert got == expected_unseen(agent, skipped=SKIPPED)
     assert sum(outcome not in (SLOW, NO_BOOTSTRAP) for outcome in got.values()) >= 3
     assert sshd.left_in_the_end() == []
 
@@ -106,8 +86,7 @@ async def check_tiny_tasks(agent: str, sshd: Sshd, files: Path, tmp_path: Path) 
 async def test_tasks_that_cannot_run_are_skipped_by_what_is_missing(
     options: dict[str, object], lacking: str, sshd: Sshd, tmp_path: Path
 ) -> None:
-    complaint = complaint_of_bubblewrap()
-    require(not complaint, complaint)
+    require_bubblewrap()
     records = (await evaluate("oracle", sshd.options(**options), tmp_path)).records
     assert len(records) == len(EXPECTED)
     for record in records.values():

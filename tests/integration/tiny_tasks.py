@@ -6,7 +6,7 @@ import base64
 import io
 import tarfile
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from hermes_rl.benchmarks.task_directory import load_tasks
 from hermes_rl.benchmarks.terminal_task import TerminalTask
 from hermes_rl.benchmarks.terminalbench_2.task_set import TerminalBench2
 from hermes_rl.model.scripted import ScriptedModel, Turn, call, replay, say
+from hermes_rl.runlog.reader import RecordedRun
 from hermes_rl.types import JSONObject, Message
 
 TINY = Path(__file__).parents[1] / "data/tb_tasks"
@@ -46,6 +47,39 @@ EXPECTED: Mapping[str, tuple[Outcome, Outcome, Outcome]] = {
     "two-rewards": (PASSED, FAILED, ("finished", 0.5, False)),
 }
 """By task: with the oracle, with an agent that does nothing, with the scripted one."""
+
+
+def recorded_outcomes(run: RecordedRun, *, missing: Sequence[str]) -> dict[str, Outcome]:
+    """Return what each task that ran came to; each scored one lacked ``missing`` protections."""
+    outcomes: dict[str, Outcome] = {}
+    for (name, _), record in run.records.items():
+        if record.status == "skipped":
+            continue
+        if record.failure is not None:
+            known = record.failure.kind in (SLOW, NO_BOOTSTRAP)
+            outcomes[name] = record.failure.kind if known else record.failure.message
+        else:
+            assert record.reward is not None
+            outcomes[name] = (record.status, record.reward, bool(record.flags))
+            assert list(record.missing_protections) == list(missing)
+    return outcomes
+
+
+def reasons_skipped(run: RecordedRun) -> dict[str, str]:
+    """Return why tasks were skipped, by task."""
+    return {
+        name: record.failure.message
+        for (name, _), record in run.records.items()
+        if record.status == "skipped" and record.failure is not None
+    }
+
+
+def expected_unseen(agent: str, *, skipped: Collection[str] = ()) -> dict[str, Outcome]:
+    """Docker's outcomes, but for the flag: what an agent changed is not seen."""
+    column = ("oracle", "nop").index(agent)
+    outcomes = {name: each[column] for name, each in EXPECTED.items() if name not in skipped}
+    return {name: PASSED if each == FLAGGED else each for name, each in outcomes.items()}
+
 
 _SCRIPTS: Mapping[str, Sequence[Turn]] = {
     # Waits without having done anything.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,18 +10,10 @@ pytest.importorskip("asyncssh", reason="needs hermes_rl[ssh]")
 
 from hermes_rl.sandbox import Backend, BackendSettings, open_backend
 from hermes_rl.testing.sandbox_conformance import SandboxConformance
-from tests.conftest import require
-from tests.integration.bubblewrap_here import complaint_of_bubblewrap
+from tests.integration.bubblewrap_here import require_bubblewrap
 from tests.integration.image_files import unpacked_image
-from tests.integration.loopback_sshd import Sshd, running_sshd
+from tests.integration.loopback_sshd import Sshd
 from tests.integration.test_terminal_bench_ssh import check_tiny_tasks
-
-
-@pytest.fixture(scope="module")
-def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
-    with running_sshd(tmp_path_factory.mktemp("sshd")) as server:
-        yield server
-        assert server.left_in_the_end() == []
 
 
 @pytest.mark.scale
@@ -30,8 +21,7 @@ def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
 async def test_tiny_tasks_are_failed_by_who_does_nothing(
     docker_image: str, sshd: Sshd, tmp_path: Path
 ) -> None:
-    complaint = complaint_of_bubblewrap()
-    require(not complaint, complaint)
+    require_bubblewrap()
     with unpacked_image(docker_image, tmp_path) as files:
         await check_tiny_tasks("nop", sshd, files, tmp_path)
 
@@ -43,7 +33,6 @@ class TestSSHSandboxInBubblewrap(SandboxConformance):
     @pytest.fixture(scope="class")
     @classmethod
     def unopened_backend(cls, sshd: Sshd) -> Backend:
-        complaint = complaint_of_bubblewrap()
-        require(not complaint, complaint)
+        require_bubblewrap()
         options = sshd.options(ssh_isolation="bwrap")
         return open_backend("ssh", BackendSettings(run_id="conformance", options=options))

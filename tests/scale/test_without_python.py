@@ -10,8 +10,7 @@ pytest.importorskip("asyncssh", reason="needs hermes_rl[ssh]")
 
 from hermes_rl.sandbox import Backend, BackendSettings, open_backend
 from hermes_rl.testing.sandbox_conformance import SandboxConformance
-from tests.conftest import require
-from tests.integration.bubblewrap_here import complaint_of_bubblewrap
+from tests.integration.bubblewrap_here import require_bubblewrap
 from tests.integration.cloud_conformance import OnDaytona, OnModal
 from tests.integration.loopback_sshd import Sshd
 from tests.integration.test_clouds_without_python import WithoutPython, bare_image
@@ -49,7 +48,6 @@ class TestSSHInBubblewrap(SandboxConformance):
     @pytest.fixture(scope="class")
     @classmethod
     def unopened_backend(cls, sshd: Sshd) -> Backend:
-        complaint = complaint_of_bubblewrap()
-        require(not complaint, complaint)
+        require_bubblewrap()
         options = sshd.options(ssh_isolation="bwrap")
         return open_backend("ssh", BackendSettings(run_id="conformance", options=options))

@@ -1,0 +1,5 @@
+"""Gives the integration tests an ssh server."""
+
+from .loopback_sshd import sshd
+
+__all__ = ["sshd"]
