@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
 from dataclasses import replace
 
 import anyio
 
 from hermes_rl.backends.cloud_vendor import BoxRecord, CloudVendor
 from hermes_rl.backends.ownership import DEADLINE_LABEL, OWNER_LABEL, RUN_LABEL, Owner, judge
-from hermes_rl.errors import ConfigError, SandboxError
+from hermes_rl.errors import ConfigError, HermesRLError, SandboxError
 from hermes_rl.sandbox import Check, SandboxRecord
 
 __all__ = ["examine_account", "list_records"]
@@ -24,15 +23,22 @@ async def list_records(vendor: CloudVendor) -> list[SandboxRecord]:
         ConfigError: A token is missing or refused.
         BackendUnavailable: The vendor cannot be reached.
     """
-    async with AsyncExitStack() as stack:
-        tasks = await stack.enter_async_context(anyio.create_task_group())
-        stack.callback(tasks.cancel_scope.cancel)
-        stack.push_async_callback(vendor.close)
-        await vendor.open(tasks)
-        owner = Owner.current()
-        now_s = time.time()
-        return [_record(each, owner, now_s) for each in await vendor.leftovers(())]
-    return []
+    owner = Owner.current()
+    found: Sequence[BoxRecord] = ()
+    failure: HermesRLError | None = None
+    async with anyio.create_task_group() as tasks:
+        try:
+            await vendor.open(tasks)
+            found = await vendor.leftovers(())
+        except HermesRLError as error:
+            failure = error  # raised in the group it would leave inside another error
+        finally:
+            await vendor.close()
+            tasks.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+    now_s = time.time()
+    return [_record(each, owner, now_s) for each in found]
 
 
 def _record(box: BoxRecord, owner: Owner, now_s: float) -> SandboxRecord:

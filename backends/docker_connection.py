@@ -11,6 +11,7 @@ from pathlib import Path
 import aiohttp
 import orjson
 from aiodocker import Docker
+from yarl import URL
 
 from hermes_rl.errors import BackendUnavailable, ConfigError
 
@@ -51,27 +52,59 @@ def open_client(host: str) -> Docker:
 
     aiohttp's default of 100 makes the 101st attached sandbox, and with it every other call, wait
     for ever. A connector passed in stays ours to close.
+
+    Raises:
+        ConfigError: DOCKER_HOST or the certificates cannot be used.
     """
-    if host.startswith("unix://"):
-        path = host.removeprefix("unix://")
-        return Docker("unix://localhost", connector=aiohttp.UnixConnector(path, limit=0))
     scheme, _, address = host.partition("://")
+    if scheme == "unix" and address.startswith("/"):
+        return Docker("unix://localhost", connector=aiohttp.UnixConnector(address, limit=0))
     if scheme not in ("tcp", "http", "https"):
-        raise ConfigError(
-            f"DOCKER_HOST={host} is not supported: use unix://PATH, tcp://HOST:PORT or https://."
-        )
+        raise _unusable(host)
     tls = _tls() if scheme == "https" or os.environ.get("DOCKER_TLS_VERIFY") else None
+    url = _url(host, f"{'https' if tls else 'http'}://{address}")
+    if scheme == "tcp" and url.explicit_port is None:
+        url = url.with_port(2376 if tls else 2375)
     connector = aiohttp.TCPConnector(limit=0, ssl=True if tls is None else tls)
-    return Docker(f"{'https' if tls else 'http'}://{address}", connector=connector)
+    return Docker(str(url).rstrip("/"), connector=connector)
+
+
+def _url(host: str, text: str) -> URL:
+    try:
+        url = URL(text)
+    except ValueError:
+        raise _unusable(host) from None
+    if not url.host:
+        raise _unusable(host)
+    return url
+
+
+def _unusable(host: str) -> ConfigError:
+    return ConfigError(
+        f"DOCKER_HOST={host} cannot be used: write unix:///PATH, tcp://HOST:PORT or "
+        "https://HOST:PORT. What is reached by ssh needs its socket forwarded: "
+        "ssh -fNL /tmp/docker.sock:/run/docker.sock HOST"
+    )
 
 
 def _tls() -> ssl.SSLContext:
+    """Return the context with the docker command's own certificates.
+
+    Raises:
+        ConfigError: They cannot be read.
+    """
     directory = Path(os.environ.get("DOCKER_CERT_PATH", "~/.docker")).expanduser()
     context = ssl.create_default_context()
-    if (authority := directory / "ca.pem").exists():
-        context.load_verify_locations(cafile=authority)
-    if (certificate := directory / "cert.pem").exists():
-        context.load_cert_chain(certificate, directory / "key.pem")
+    try:
+        if (authority := directory / "ca.pem").exists():
+            context.load_verify_locations(cafile=authority)
+        if (certificate := directory / "cert.pem").exists():
+            context.load_cert_chain(certificate, directory / "key.pem")
+    except OSError as error:
+        raise ConfigError(
+            f"The certificates for Docker in {directory} cannot be used: {error}. Point "
+            "DOCKER_CERT_PATH at the directory with ca.pem, cert.pem and key.pem."
+        ) from error
     return context
 
 

@@ -1,4 +1,4 @@
-"""Looking at a daemon without changing anything: checks, and the sandboxes of all runs."""
+"""Looking at a daemon without changing anything there: checks, and the sandboxes of all runs."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from hermes_rl.backends.docker_errors import EngineFailure, translated
 from hermes_rl.backends.docker_options import DockerOptions
 from hermes_rl.backends.docker_reaper import Reaper
 from hermes_rl.backends.ownership import Owner
+from hermes_rl.backends.runtime import ensure_runtime
 from hermes_rl.errors import BackendUnavailable, ConfigError
 from hermes_rl.sandbox import BackendSettings, Check, SandboxRecord
 
@@ -23,8 +24,8 @@ _LIMITS = {"MemoryLimit": "memory", "PidsLimit": "process", "CpuCfsQuota": "CPU"
 
 
 async def examine(settings: BackendSettings, options: DockerOptions) -> Sequence[Check]:
-    """Return the checks; changes nothing."""
-    checks = [_interpreter()]
+    """Return the checks; changes nothing on the daemon."""
+    checks = [await _interpreter(settings)]
     try:
         with translated("connect"):
             host = docker_host()
@@ -37,10 +38,15 @@ async def examine(settings: BackendSettings, options: DockerOptions) -> Sequence
     return checks
 
 
-def _interpreter() -> Check:
+async def _interpreter(settings: BackendSettings) -> Check:
+    """Make it if it is not there: only so is it known that it can be made."""
+    name = "interpreter for sandboxes"
+    try:
+        await ensure_runtime(settings.cache_dir)
+    except BackendUnavailable as error:
+        return Check(name, ok=False, detail=str(error), fix=str(error))
     detail = f"Python {platform.python_version()} on {sys.platform} {platform.machine()}"
-    fix = "run hermes_rl on Linux, in WSL or in a virtual machine"
-    return Check("interpreter for sandboxes", sys.platform.startswith("linux"), detail, fix)
+    return Check(name, ok=True, detail=detail)
 
 
 def _daemon(host: str, info: Mapping[str, Any]) -> Check:

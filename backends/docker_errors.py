@@ -99,6 +99,13 @@ def _unavailable(message: str) -> HermesRLError:
     )
 
 
+def _no_descriptors(message: str) -> HermesRLError:
+    return Capacity(
+        f"No more files can be opened here ({message}). Raise the limit (ulimit -n), or lower "
+        "--env.max_running_sandboxes."
+    )
+
+
 def _forbidden(message: str) -> HermesRLError:
     return BackendUnavailable(
         f"No permission to use the Docker daemon ({message}). Add yourself to the group docker."
@@ -157,6 +164,7 @@ def _other(message: str) -> HermesRLError:
 
 TABLE: tuple[Row, ...] = (
     _row(_forbidden, status=UNREACHABLE, text="permission denied"),
+    _row(_no_descriptors, status=UNREACHABLE, text="too many open files"),
     _row(_unavailable, status=(UNREACHABLE, TIMED_OUT)),
     _row(_disk_full, text="no space left on device"),
     _row(_rate_limited, "image", text="toomanyrequests|rate limit"),

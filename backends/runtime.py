@@ -17,6 +17,7 @@ Needs Linux and a dynamically linked CPython (glibc; musl is untested).
 from __future__ import annotations
 
 import ast
+import errno
 import hashlib
 import os
 import shutil
@@ -67,6 +68,10 @@ _ABANDONED_AFTER_S = 3600.0
 _UNUSED_AFTER_S = 30 * 86400.0
 """What no run has opened for so long goes when another is built; no run lasts longer."""
 _SUBPROCESS_TIMEOUT_S = 60.0
+_PLACE_ERRORS = frozenset(
+    {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR}
+)
+"""Another place for the directory would help."""
 _OWN_IMPORTS = (
     *("encodings.ascii", "encodings.latin_1", "encodings.utf_8"),
     *("binascii", "traceback"),
@@ -192,9 +197,15 @@ def build_runtime(
         kind = RuntimeImpossible if isinstance(error, _NotCopyable) else BackendUnavailable
         raise kind(
             f"The interpreter directory for sandboxes cannot be made from {interpreter} in "
-            f"{cache_dir}: {error}"
+            f"{cache_dir}: {error}{_remedy(error)}"
         ) from error
     return Runtime(target, plan.loader)
+
+
+def _remedy(error: Exception) -> str:
+    if isinstance(error, OSError) and error.errno in _PLACE_ERRORS:
+        return ". Set XDG_CACHE_HOME to a directory of yours that has room."
+    return ""
 
 
 class _NotCopyable(ValueError):

@@ -333,6 +333,8 @@ async def test_a_missing_secret_is_named(cloud: Cloud, monkeypatch: pytest.Monke
                 patch.delenv(missing)
                 with pytest.raises(ConfigError, match=" and ".join(cloud.secrets)):
                     await cloud.backend().__aenter__()
+                with pytest.raises(ConfigError, match=" and ".join(cloud.secrets)):
+                    await cloud.backend().records()
                 failed = [check for check in await cloud.backend().doctor() if not check.ok]
                 assert [missing in check.detail for check in failed] == [True]
 
@@ -342,6 +344,8 @@ async def test_a_refused_secret_is_named(cloud: Cloud, monkeypatch: pytest.Monke
         monkeypatch.setenv(cloud.secret, "wrong")
         with pytest.raises(ConfigError, match=cloud.secret):
             await cloud.backend().__aenter__()
+        with pytest.raises(ConfigError, match=cloud.secret):
+            await cloud.backend().records()
 
 
 async def test_doctor_reaches_the_account(cloud: Cloud) -> None:

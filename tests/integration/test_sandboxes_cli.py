@@ -93,6 +93,15 @@ def test_doctor_says_what_is_there_and_what_is_missing() -> None:
     assert "DOCKER_HOST" in out
 
 
+def test_doctor_tries_the_cache_directory(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    code, out, _ = _hermes_rl("doctor", "docker", XDG_CACHE_HOME=str(tmp_path / "file"))
+    assert code == 1
+    (line,) = [line for line in out.splitlines() if "FAIL" in line]
+    assert "interpreter for sandboxes" in line
+    assert "Set XDG_CACHE_HOME" in line
+
+
 def test_without_a_daemon_listing_says_what_to_do() -> None:
     code, _, err = _hermes_rl("sandboxes", "list", DOCKER_HOST="unix:///nonexistent.sock")
     assert code == 3

@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("aiodocker", reason="needs hermes_rl[docker]")
 
 from hermes_rl.backends.docker_connection import open_client, registry_auth, registry_config
+from hermes_rl.errors import ConfigError
 
 HUB = "https://index.docker.io/v1/"
 
@@ -81,6 +82,9 @@ def test_a_configuration_without_credentials_gives_none(config: Path, text: str 
     [
         ("tcp://10.0.0.1:2375", None, "http://10.0.0.1:2375"),
         ("tcp://10.0.0.1:2376", "1", "https://10.0.0.1:2376"),
+        ("tcp://10.0.0.1", None, "http://10.0.0.1:2375"),
+        ("tcp://10.0.0.1", "1", "https://10.0.0.1:2376"),
+        ("tcp://[::1]:2375", None, "http://[::1]:2375"),
         ("https://docker.example:2376", None, "https://docker.example:2376"),
     ],
 )
@@ -102,3 +106,25 @@ async def test_a_remote_daemon_is_reached_over_tls_when_asked_for(
     finally:
         await client.close()
         await client.connector.close()
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("ssh://me@host", "/run/docker.sock", "unix://", "unix://relative", "tcp://", " "),
+        *("tcp://127.0.0.1:notaport", "tcp://[::1", "https://", "npipe:////./pipe"),
+    ],
+)
+def test_an_address_that_cannot_be_used_is_told_with_those_that_can(host: str) -> None:
+    with pytest.raises(ConfigError, match=r"DOCKER_HOST=.* cannot be used: write unix:///PATH"):
+        open_client(host)
+
+
+@pytest.mark.parametrize("name", ["ca.pem", "cert.pem"])
+def test_certificates_that_cannot_be_read_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv("DOCKER_CERT_PATH", str(tmp_path))
+    (tmp_path / name).write_text("no certificate")
+    with pytest.raises(ConfigError, match="DOCKER_CERT_PATH"):
+        open_client("https://127.0.0.1:2376")
