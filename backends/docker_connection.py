@@ -93,7 +93,7 @@ def _tls() -> ssl.SSLContext:
     Raises:
         ConfigError: They cannot be read.
     """
-    directory = Path(os.environ.get("DOCKER_CERT_PATH", "~/.docker")).expanduser()
+    directory = Path(os.path.expanduser(os.environ.get("DOCKER_CERT_PATH", "~/.docker")))
     context = ssl.create_default_context()
     try:
         if (authority := directory / "ca.pem").exists():
@@ -126,7 +126,7 @@ def registry_config() -> dict[str, str]:
 
 
 def _credentials() -> dict[str, dict[str, str]]:
-    directory = Path(os.environ.get("DOCKER_CONFIG", "~/.docker")).expanduser()
+    directory = Path(os.path.expanduser(os.environ.get("DOCKER_CONFIG", "~/.docker")))
     try:
         entries = orjson.loads((directory / "config.json").read_bytes()).get("auths") or {}
         pairs = {

@@ -14,7 +14,6 @@ import base64
 import binascii
 import hashlib
 import math
-import os
 import shutil
 import tempfile
 import time
@@ -29,6 +28,7 @@ from hermes_rl.benchmarks.archive import unpack
 from hermes_rl.benchmarks.terminal_task import NEEDS, TerminalTask, content_digest
 from hermes_rl.benchmarks.verification import REPORT_OPTION, Verifier
 from hermes_rl.benchmarks.verifier_run import Harness
+from hermes_rl.cache_directory import cache_directory
 from hermes_rl.envs.dataset import tasks_of
 from hermes_rl.errors import TaskError
 from hermes_rl.sandbox import SandboxSpec
@@ -76,7 +76,7 @@ def tasks_of_rows(
             other tasks.
         TaskError: The cache cannot be used.
     """
-    root = cache or _default_cache()
+    root = cache or cache_directory() / "tasks"
     try:
         root.mkdir(parents=True, exist_ok=True)
         _remove_abandoned(root)
@@ -102,11 +102,6 @@ def _facts(row: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(value, str | list):
             facts[name] = _list_in(value) if name == "tags" and isinstance(value, str) else value
     return facts
-
-
-def _default_cache() -> Path:
-    base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    return base / "hermes_rl" / "tasks"
 
 
 def _remove_abandoned(root: Path) -> None:

@@ -16,7 +16,6 @@ Rules every implementation keeps (checked by ``hermes_rl.testing.sandbox_conform
 from __future__ import annotations
 
 import enum
-import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self, runtime_checkable
 
+from hermes_rl.cache_directory import cache_directory
 from hermes_rl.errors import UnknownName
 from hermes_rl.plugins import load_plugin
 
@@ -486,11 +486,7 @@ class BackendSettings:
     """
 
     run_id: str
-    cache_dir: Path = field(
-        default_factory=lambda: (
-            Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "hermes_rl"
-        )
-    )
+    cache_dir: Path = field(default_factory=cache_directory)
     max_starting: int | None = None
     network: Network | None = None
     options: Mapping[str, Any] = field(default_factory=dict)

@@ -24,6 +24,7 @@ import anyio
 import anyio.to_thread
 import orjson
 
+from hermes_rl.cache_directory import cache_directory
 from hermes_rl.errors import TaskError
 from hermes_rl.types import JSONObject
 
@@ -103,9 +104,7 @@ async def load_package(cache_dir: Path | None = None, *, python: str | None = No
     Raises:
         TaskError: It cannot be downloaded or is not the one that is meant; says what pip said.
     """
-    cache = cache_dir or Path(
-        os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "hermes_rl"
-    )
+    cache = cache_dir or cache_directory()
     return await anyio.to_thread.run_sync(_load, cache, python or _HERE, limiter=_installing)
 
 

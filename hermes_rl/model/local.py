@@ -22,6 +22,7 @@ import orjson
 from anyio.abc import Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 
+from hermes_rl.cache_directory import cache_directory
 from hermes_rl.config import ServerConfig
 from hermes_rl.errors import ConfigError, MissingExtra, ModelError, ModelNotFound
 from hermes_rl.model.limiter import AdaptiveLimiter
@@ -68,7 +69,7 @@ async def open_local(
         MissingExtra: The extra ``local`` is not installed.
         ConfigError: ``path`` cannot be served.
     """
-    options = _options(config, cache_dir or _default_cache_dir())
+    options = _options(config, cache_dir or cache_directory())
     name = PACKAGED_NAME if config.path is None and config.model_name == "default" else None
     with tempfile.TemporaryFile() as log:
         async with _child(options, log) as child:
@@ -83,10 +84,6 @@ async def open_local(
                     # The packaged model is a base model: it has no template.
                     renderer=await renderer_of(server) if config.path else None,
                 )
-
-
-def _default_cache_dir() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "hermes_rl"
 
 
 def _options(config: ServerConfig, cache_dir: Path) -> Options:
