@@ -152,9 +152,9 @@ class DockerSession:
 
     async def _start(self, spec: SandboxSpec, image: Image) -> DockerSandbox:
         """Boot under a permit to start; what may take long afterwards holds none."""
-        plan = self._plan(spec, image)
         try:
             async with self._admission.start():
+                plan = self._plan(spec, image)  # its lease begins now, not with the waiting
                 deadline_s = anyio.current_time() + spec.start_timeout_s
                 with anyio.fail_after(spec.start_timeout_s):
                     sandbox = await self._boot(plan)
