@@ -50,13 +50,14 @@ async def rare_full_collections(every_s: float = FULL_EVERY_S) -> AsyncIterator[
 
     Enter it when everything is loaded.
     """
-    failure: Exception | None = None
+    failure: BaseException | None = None
     with no_full_collections():
         async with anyio.create_task_group() as collector:
             collector.start_soon(_collect, every_s)
             try:
                 yield
-            except Exception as error:  # Raised below, as it is: out here it would be a group.
+            except (Exception, KeyboardInterrupt, SystemExit) as error:
+                # Raised below, as it is: out here it would be a group.
                 failure = error
             collector.cancel_scope.cancel()
     if failure is not None:

@@ -26,7 +26,7 @@ from hermes_rl.atropos.servers import server_configs_of
 from hermes_rl.atropos.tracking import open_tracker
 from hermes_rl.atropos.trajectory_api import TrajectoryAPI, open_trajectory_api
 from hermes_rl.author_code import guard_child_tasks
-from hermes_rl.cli.exit_codes import EXIT_CODE_HELP, ExitCode, exit_code_of
+from hermes_rl.cli.exit_codes import EXIT_CODE_HELP, ExitCode, exit_code_after, exit_code_of
 from hermes_rl.cli.field_help import field_help
 from hermes_rl.cli.interrupt import Interruption
 from hermes_rl.cli.settings import add_model_switches, switch_layer
@@ -264,11 +264,10 @@ def cli(env_cls: type[HermesAgentBaseEnv], argv: Sequence[str] | None = None) ->
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name in COMMANDS:
         add_arguments(commands.add_parser(name, allow_abbrev=False), name)
-    try:
+
+    def work() -> int:
         rest, flags = split_flags(words)
         arguments = parser.parse_args(rest)
-        code = run_command(env_cls, arguments.command, arguments, flags)
-    except HermesRLError as error:
-        print(f"hermes_rl: {error}", file=sys.stderr)
-        code = exit_code_of(error)
-    sys.exit(code)
+        return run_command(env_cls, arguments.command, arguments, flags)
+
+    sys.exit(exit_code_after(work))

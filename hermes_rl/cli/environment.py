@@ -10,6 +10,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hermes_rl.cli.importing import importing
 from hermes_rl.cli.task_sets import class_in_file, task_set_names
 from hermes_rl.errors import MissingExtra
 
@@ -39,7 +40,8 @@ def environment_class(spec: str) -> type[HermesAgentBaseEnv]:
     if importlib.util.find_spec("atroposlib") is None:
         raise MissingExtra.of("Environments (Atropos)", "atropos")
     _quieten_transformers()
-    from hermes_rl.cli.environments import find_environment
+    with importing():
+        from hermes_rl.cli.environments import find_environment
 
     return find_environment(spec)
 

@@ -23,6 +23,7 @@ from hermes_rl.cli.display import Display, make_display, warnings_on
 from hermes_rl.cli.environment import environment_of
 from hermes_rl.cli.exit_codes import ExitCode, exit_code_of
 from hermes_rl.cli.field_help import field_help
+from hermes_rl.cli.importing import importing
 from hermes_rl.cli.interrupt import Interruption
 from hermes_rl.cli.plain import printable
 from hermes_rl.cli.report import summary_text
@@ -65,7 +66,8 @@ def run(arguments: argparse.Namespace, flags: Sequence[Flag]) -> int:
     load_dotenv(Path.cwd())
     env_cls = None if arguments.tasks is None else environment_of(arguments.tasks)
     if env_cls is not None:
-        from hermes_rl.cli.env_commands import run_command
+        with importing():
+            from hermes_rl.cli.env_commands import run_command
 
         return run_command(env_cls, "evaluate", arguments, flags)
     settings = evaluate_settings(

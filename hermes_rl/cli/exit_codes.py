@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import enum
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
 
+from hermes_rl.cli.importing import STOPPED
+from hermes_rl.cli.plain import printable
 from hermes_rl.errors import ConfigError, HermesRLError, RunLogError, TaskError
 
-__all__ = ["EXIT_CODE_HELP", "ExitCode", "exit_code_of"]
+__all__ = ["EXIT_CODE_HELP", "ExitCode", "exit_code_after", "exit_code_of"]
 
 
 class ExitCode(enum.IntEnum):
@@ -37,3 +44,32 @@ def exit_code_of(error: HermesRLError) -> ExitCode:
     """Return the exit code of a command that ended with ``error``."""
     is_usage = isinstance(error, ConfigError | TaskError | RunLogError)
     return ExitCode.USAGE if is_usage else ExitCode.STOPPED
+
+
+def exit_code_after(work: Callable[[], int]) -> int:
+    """Return the exit code of ``work``, or of what it raised, which is shown as a user needs it."""
+    try:
+        return work()
+    except HermesRLError as error:
+        print(f"hermes_rl: {printable(str(error))}", file=sys.stderr)
+        return exit_code_of(error)
+    except BrokenPipeError:
+        # The reader went away; the interpreter's own flush at exit must not complain again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    except (Exception, KeyboardInterrupt, BaseExceptionGroup) as error:
+        if _is_interrupt(error):
+            print(STOPPED, file=sys.stderr)
+            return 128 + signal.SIGINT
+        if not isinstance(error, Exception):
+            raise
+        traceback.print_exc()
+        print("hermes_rl: this is a bug; please report the lines above.", file=sys.stderr)
+        return ExitCode.BUG
+
+
+def _is_interrupt(error: BaseException) -> bool:
+    """Say whether Ctrl-C was pressed, also if that came out of a task group."""
+    if isinstance(error, BaseExceptionGroup):
+        return error.subgroup(KeyboardInterrupt) is not None
+    return isinstance(error, KeyboardInterrupt)

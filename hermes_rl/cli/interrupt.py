@@ -46,6 +46,8 @@ class Interruption:
         """Install the handlers."""
         self._loop = asyncio.get_running_loop()
         for number in SIGNALS:
+            if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+                continue  # nohup: the run is to outlive its terminal.
             self._before[number] = signal.signal(number, self._on_signal)
         self._before[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._on_overdue)
         return self

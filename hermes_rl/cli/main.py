@@ -1,115 +1,22 @@
 """The entry point of ``python -m hermes_rl`` and of the script ``hermes_rl``.
 
-A command is a module of this package with ``add_arguments(parser)`` and
-``run(arguments, flags) -> exit code``; it is imported only when it is called. To add one, write
-``cli/<name>.py`` and name it in :data:`COMMANDS`.
+Little is imported here before Ctrl-C is provided for.
 """
 
 from __future__ import annotations
 
-import argparse
-import importlib
-import os
-import signal
 import sys
-import traceback
 from collections.abc import Sequence
-from typing import Protocol, cast
 
-import hermes_rl
-from hermes_rl.cli.exit_codes import EXIT_CODE_HELP, ExitCode, exit_code_of
-from hermes_rl.cli.plain import printable
-from hermes_rl.config_sources import Flag, split_flags
-from hermes_rl.errors import HermesRLError
+from hermes_rl.cli.importing import importing
 
-__all__ = ["COMMANDS", "Command", "main"]
-
-COMMANDS = {
-    "doctor": "check what the sandbox backends need on this machine",
-    "evaluate": "run a task set and score it",
-    "export": "write rollouts as fine-tuning data",
-    "list": "name task sets, backends, parsers and toolsets",
-    "parse": "show what a tool-call parser makes of raw model text",
-    "process": "write scored rollouts of an environment to a JSONL file",
-    "sandboxes": "list the sandboxes of all runs, or remove leftovers",
-    "serve": "serve rollouts of an environment to a trainer",
-    "view": "show a run, or one rollout of it, as plain text",
-}
-"""Name, which is also the module's, and one line of help."""
-
-
-class Command(Protocol):
-    """What a command's module offers. Its docstring is the command's description."""
-
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Declare the command's own arguments."""
-        ...
-
-    def run(self, arguments: argparse.Namespace, flags: Sequence[Flag]) -> int:
-        """Do it.
-
-        Args:
-            arguments: As parsed.
-            flags: The dotted flags (``--env.x``) of the command line.
-
-        Returns:
-            The exit code.
-
-        Raises:
-            HermesRLError: An expected failure; shown as one message, without a traceback.
-        """
-        ...
+__all__ = ["main"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; never raises but for ``SystemExit``."""
     words = list(sys.argv[1:] if argv is None else argv)
-    try:
-        return _dispatch(words)
-    except HermesRLError as error:
-        print(f"hermes_rl: {printable(str(error))}", file=sys.stderr)
-        return exit_code_of(error)
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:
-        # The reader went away; the interpreter's own flush at exit must not complain again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
-    except Exception:
-        traceback.print_exc()
-        print("hermes_rl: this is a bug; please report the lines above.", file=sys.stderr)
-        return ExitCode.BUG
-
-
-def _dispatch(words: list[str]) -> int:
-    top = _top_parser()
-    arguments = top.parse_args(words[:1])
-    name: str | None = arguments.command
-    if name is None:
-        top.print_help()
-        return ExitCode.USAGE
-    command = cast(Command, importlib.import_module(f"hermes_rl.cli.{name}"))
-    parser = argparse.ArgumentParser(
-        prog=f"hermes_rl {name}",
-        description=command.__doc__,
-        epilog=EXIT_CODE_HELP,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    command.add_arguments(parser)
-    rest, flags = split_flags(words[1:])
-    return command.run(parser.parse_args(rest), flags)
-
-
-def _top_parser() -> argparse.ArgumentParser:
-    lines = "\n".join(f"  {name:<10} {text}" for name, text in COMMANDS.items())
-    parser = argparse.ArgumentParser(
-        prog="hermes_rl",
-        description=hermes_rl.__doc__,
-        epilog=f"commands:\n{lines}\n\n'hermes_rl COMMAND --help' says more.\n\n{EXIT_CODE_HELP}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    version = f"hermes_rl {hermes_rl.__version__}"
-    parser.add_argument("--version", action="version", version=version)
-    parser.add_argument("command", nargs="?", choices=list(COMMANDS), metavar="COMMAND")
-    return parser
+    with importing():
+        from hermes_rl.cli.commands import dispatch
+        from hermes_rl.cli.exit_codes import exit_code_after
+    return exit_code_after(lambda: dispatch(words))

@@ -10,6 +10,7 @@ import argparse
 from collections.abc import Sequence
 
 from hermes_rl.cli.environment import add_environment_arguments, environment_class
+from hermes_rl.cli.importing import importing
 from hermes_rl.config_sources import Flag
 
 
@@ -21,6 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, flags: Sequence[Flag]) -> int:
     """Process; what finished is on disk however it ends."""
     env_cls = environment_class(arguments.environment)
-    from hermes_rl.cli.env_commands import run_command
+    with importing():
+        from hermes_rl.cli.env_commands import run_command
 
     return run_command(env_cls, "process", arguments, flags)
