@@ -16,7 +16,7 @@ import anyio.to_thread
 import orjson
 
 from hermes_rl.backends.log_tail import log_tail
-from hermes_rl.errors import BackendUnavailable
+from hermes_rl.errors import BackendUnavailable, CreateError
 
 __all__ = ["NurseryClient"]
 
@@ -106,10 +106,11 @@ class NurseryClient:
 
         Raises:
             BackendUnavailable: The helper is gone.
+            CreateError: The environment is too large for a message.
         """
         data = orjson.dumps({"op": "start", "id": id, **message})
         if len(data) > MAX_MESSAGE_BYTES:
-            raise BackendUnavailable(
+            raise CreateError(
                 f"The sandbox's environment has {len(data)} bytes; the {self._backend} backend "
                 f"takes {MAX_MESSAGE_BYTES}.",
                 backend=self._backend,
@@ -147,6 +148,10 @@ class NurseryClient:
         except OSError:
             text = ""
         return text or f"exit code {self._process.poll()}"
+
+    def has_ended(self, id: str) -> bool:
+        """Tell whether nothing of a sandbox is left, or nobody is there to remove it."""
+        return id not in self.keepers or self.lost.is_set()
 
     async def wait_ended(self, id: str) -> None:
         """Wait until nothing of a sandbox is left, or the helper itself is gone."""

@@ -65,9 +65,12 @@ class LocalSandbox(OutpostSandbox):
                 except SandboxError:
                     pass  # it has ended already, which is what we want
                 await self._nursery.wait_ended(self.id)
-            if self.id in self._nursery.keepers:
+            if not self._nursery.has_ended(self.id):
                 await self._bury()
-            await anyio.to_thread.run_sync(remove_tree, self.directory.top, limiter=self._threads)
+            if self._nursery.has_ended(self.id):
+                top = self.directory.top
+                await anyio.to_thread.run_sync(remove_tree, top, limiter=self._threads)
+            # Else its helper is still removing files, more than fit into the time of a close.
         self._forget(self.id)
 
     async def _bury(self) -> None:

@@ -77,6 +77,7 @@ class Nursery:
         self.processes = outpost.Processes()
         self.keepers: dict[int, Keeper] = {}
         self.dead: list[Keeper] = []
+        self.removers: dict[int, Keeper] = {}
         self.deadline: float | None = None
         self.lifeline, self.lifeline_end = os.pipe()
         self.selector = selectors.DefaultSelector()
@@ -93,7 +94,7 @@ class Nursery:
 
     def serve(self) -> None:
         """Work until the engine is gone and so is every keeper."""
-        while self.deadline is None or self.keepers or self.dead:
+        while self.deadline is None or self.keepers or self.dead or self.removers:
             wait_s = CLEAN_INTERVAL_S if self.dead else (None if self.deadline is None else 0.1)
             for key, _ in self.selector.select(wait_s):
                 key.data()
@@ -168,11 +169,7 @@ class Nursery:
         """In the forked child: become the outpost of one sandbox. Never returns."""
         code = 1
         try:
-            signal.set_wakeup_fd(-1)
-            self.selector.close()
-            self.control.close()
-            for fd in (self.lifeline_end, self.signals):
-                os.close(fd)
+            self.let_go()
             os.setsid()
             os.chdir(message["cwd"])
             os.environ.clear()
@@ -185,6 +182,14 @@ class Nursery:
             code = 0
         finally:
             os._exit(code)
+
+    def let_go(self) -> None:
+        """In a forked child: close what is the helper's alone, above all the lifeline."""
+        signal.set_wakeup_fd(-1)
+        self.selector.close()
+        self.control.close()
+        for fd in (self.lifeline_end, self.signals):
+            os.close(fd)
 
     def reap(self) -> None:
         """Collect dead keepers, and the orphans we had to kill; wake keepers that were stopped."""
@@ -205,6 +210,8 @@ class Nursery:
                 keeper.status = status
                 keeper.ended_at = time.monotonic()
                 self.dead.append(keeper)
+            elif pid in self.removers:
+                self.report(self.removers.pop(pid))
 
     def clean(self) -> None:
         """Kill what a dead keeper left to us; then remove its files and report."""
@@ -212,7 +219,8 @@ class Nursery:
         strangers: set[int] = set()
         for pid, parent in self.processes.descendants():
             is_child = parent == self.processes.pid
-            if (is_child and pid not in self.keepers) or parent in strangers:
+            is_ours = pid in self.keepers or pid in self.removers
+            if (is_child and not is_ours) or parent in strangers:
                 strangers.add(pid)
                 stat = self.outpost.slurp(f"/proc/{pid}/stat").rpartition(b")")[2].split()
                 if stat and stat[0] != b"Z":
@@ -220,11 +228,34 @@ class Nursery:
         now = time.monotonic()
         if left and now - self.dead[0].ended_at < CLEAN_LIMIT_S:
             return
-        for keeper in self.dead:
-            for path in keeper.removed:
-                self.outpost.remove_tree(os.fsencode(path))
+        dead, self.dead = self.dead, []
+        for keeper in dead:
+            self.remove_files(keeper)
+
+    def remove_files(self, keeper: Keeper) -> None:
+        """Remove what a keeper left, in a process of its own: a million files take long."""
+        left = [os.fsencode(path) for path in keeper.removed if os.path.lexists(path)]
+        if not left:
             self.report(keeper)
-        self.dead = []
+            return
+        try:
+            pid = os.fork()
+        except OSError:  # no room for one: then it is we who are busy for a while
+            self.remove_trees(left)
+            self.report(keeper)
+            return
+        if pid == 0:
+            try:
+                self.let_go()
+                self.remove_trees(left)
+            finally:
+                os._exit(0)
+        self.removers[pid] = keeper
+
+    def remove_trees(self, paths: list[bytes]) -> None:
+        """Remove directory trees."""
+        for path in paths:
+            self.outpost.remove_tree(path)
 
     def report(self, keeper: Keeper) -> None:
         """Tell the engine that nothing of a sandbox is left."""

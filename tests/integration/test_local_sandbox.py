@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import anyio
+import anyio.lowlevel
 import pytest
 import pytest_asyncio
 
@@ -184,6 +185,49 @@ async def test_a_stubborn_tree_is_removed_too(backend: LocalBackend) -> None:
     assert Path("/etc").is_dir()
 
 
+async def test_many_files_are_removed_without_holding_anyone_up(backend: LocalBackend) -> None:
+    for count in (20_000, 80_000, 320_000):  # so many that we see them being removed
+        sandbox = await backend.create(SandboxSpec())
+        made = await sandbox.exec(
+            [sys.executable, "-c", f"for i in range({count}): open(str(i), 'w').close()"],
+            timeout_s=600,
+        )
+        assert made.exit_code == 0, made.stderr_text
+        keeper = int((await sandbox.exec("echo $PPID", timeout_s=PATIENCE_S)).text)
+        remover = await killed_and_stopped_removing(keeper, sandbox.directory.home)
+        if remover is not None:
+            break
+    assert remover is not None
+    try:
+        others = [await backend.create(SandboxSpec()) for _ in range(2 * len(helpers()))]
+        for other in others:
+            assert (await other.exec("echo on", timeout_s=PATIENCE_S)).text == "on\n"
+            await other.close()
+        with anyio.fail_after(PATIENCE_S):
+            await sandbox.close()
+        assert sandbox.directory.home.exists()
+    finally:
+        os.kill(remover, signal.SIGCONT)
+    with anyio.fail_after(PATIENCE_S):
+        while sandbox.directory.top.exists():
+            await anyio.sleep(0.05)
+
+
+async def killed_and_stopped_removing(keeper: int, home: Path) -> int | None:
+    """Kill a keeper and stop the process that removes its files; None if that was too quick."""
+    helper = next(pid for pid in helpers() if keeper in children(pid))
+    known = children(helper)
+    os.kill(keeper, signal.SIGKILL)
+    with anyio.move_on_after(PATIENCE_S):
+        while home.exists():
+            for remover in set(children(helper)) - set(known):
+                os.kill(remover, signal.SIGSTOP)
+                await anyio.sleep(0.1)
+                return remover if home.exists() else None
+            await anyio.lowlevel.checkpoint()
+    return None
+
+
 async def test_a_working_directory_below_home_is_made(backend: LocalBackend) -> None:
     sandbox = await backend.create(SandboxSpec(workdir="work/here"))
     assert (await sandbox.exec("pwd", timeout_s=30)).text == f"{sandbox.home}/work/here\n"
@@ -281,6 +325,15 @@ async def test_no_room_for_another_sandbox_is_told_with_the_fix_and_harms_no_oth
     assert (await later.exec("echo again", timeout_s=PATIENCE_S)).text == "again\n"
     left = {record.id for record in await backend.records() if record.run == "test"}
     assert left == {neighbour.id, later.id}
+
+
+async def test_an_environment_too_large_is_told_at_once_and_leaves_nothing(
+    backend: LocalBackend,
+) -> None:
+    with pytest.raises(CreateError, match=r"environment has 2.* takes 131072") as error:
+        await backend.create(SandboxSpec(env={"LONG": 200_000 * "x"}))
+    assert not error.value.retryable
+    assert not [record for record in await backend.records() if record.run == "test"]
 
 
 async def test_loss_of_a_helper_is_the_end_of_its_sandboxes_only() -> None:
