@@ -1,20 +1,30 @@
-"""Author's code that calls ``sys.exit``: an error of its rollout, not the end of the program."""
+"""Code of others, which may raise anything, also ``SystemExit``: an error, not the end of all."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator
+import traceback
+from collections.abc import Awaitable, Coroutine, Generator, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, cast
 
 from hermes_rl.errors import HermesRLError
 
-__all__ = ["exits_as", "guard_child_tasks"]
+__all__ = ["exits_as", "failure_text", "guard_child_tasks"]
 
+_Coroutine = Coroutine[Any, Any, Any] | Generator[Any, None, Any]
+"""What an event loop makes a task of."""
 _Whose = tuple[type[HermesRLError], str]
 _whose: ContextVar[_Whose | None] = ContextVar("author_code", default=None)
 """What an exit in this task, and in those that it starts, is raised as."""
+
+
+def failure_text(error: BaseException) -> str:
+    """Return what went wrong in an author's code, and where, in one line."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{place}"
 
 
 @contextmanager
@@ -55,15 +65,15 @@ def guard_child_tasks() -> None:
 
 
 def _make_task(
-    loop: asyncio.AbstractEventLoop, coro: Coroutine[Any, Any, Any], **options: Any
+    loop: asyncio.AbstractEventLoop, coro: _Coroutine, **options: Any
 ) -> asyncio.Task[Any]:
     whose = _whose.get()
     return asyncio.Task(coro if whose is None else _guarded(coro, whose), loop=loop, **options)
 
 
-async def _guarded(coro: Coroutine[Any, Any, Any], whose: _Whose) -> Any:
+async def _guarded(coro: _Coroutine, whose: _Whose) -> Any:
     with exits_as(*whose):
-        return await coro
+        return await cast("Awaitable[Any]", coro)
 
 
 def _code(error: BaseException) -> object:
