@@ -15,18 +15,14 @@ The socket.io notifications are not served; the SDK polls then. Needs the extra 
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import math
-import os
-import signal
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Self
+from typing import Any, Unpack
 
 import anyio
 import orjson
@@ -34,7 +30,8 @@ from aiohttp import web
 
 from hermes_rl.testing.daytona_storage import Storage, entrypoint_of, image_from
 from hermes_rl.testing.loopback_boxes import BoxRequest, open_box, remove_image
-from hermes_rl.testing.loopback_cloud import CloudLog, Faults, Lives, LoopbackSandbox
+from hermes_rl.testing.loopback_cloud import LoopbackCloud, LoopbackSandbox, ServerOptions
+from hermes_rl.testing.loopback_process import run_server
 from hermes_rl.testing.loopback_terminal import BRIDGE_DIR, Terminal, bridge_interpreter
 
 __all__ = ["DaytonaServer", "Refusal"]
@@ -74,39 +71,19 @@ def _json(
     )
 
 
-class DaytonaServer:
+class DaytonaServer(LoopbackCloud[_Sandbox, Refusal]):
     """The server. Enter it with ``async with``.
 
     Args:
-        port: 0 = any that is free.
-        in_containers: Each sandbox is a Docker container and images are real; else processes.
         key: The key that is accepted.
-        log: Where events go.
-        create_s: How long a creation takes at least.
-        minute_s: Length of a minute in the sandboxes' timers.
+        options: See :class:`~hermes_rl.testing.loopback_cloud.LoopbackCloud`.
     """
 
-    def __init__(
-        self,
-        *,
-        port: int = 0,
-        in_containers: bool = False,
-        key: str = "dtn_loopback",
-        log: CloudLog | None = None,
-        create_s: float = 0.0,
-        minute_s: float = 60.0,
-    ) -> None:
-        self.port = port
-        self.in_containers = in_containers
+    def __init__(self, *, key: str = "dtn_loopback", **options: Unpack[ServerOptions]) -> None:
+        super().__init__(**options)
         self.key = key
-        self.log = log or CloudLog()
-        self.faults: Faults[Refusal] = Faults()
-        self.create_s = create_s
-        self.minute_s = minute_s
-        self.lives: Lives[_Sandbox] = Lives(self.log, in_use=lambda _: False)
         self.storage = Storage()
         self._images: list[str] = []
-        self._stack = AsyncExitStack()
 
     @property
     def builds(self) -> int:
@@ -118,29 +95,9 @@ class DaytonaServer:
         """For DAYTONA_API_URL."""
         return f"http://127.0.0.1:{self.port}/api"
 
-    @contextlib.contextmanager
-    def environment(self) -> Iterator[dict[str, str]]:
-        """Point the SDK of this process here; yields the variables, for other processes."""
-        wanted = {"DAYTONA_API_URL": self.url, "DAYTONA_API_KEY": self.key}
-        before = {name: os.environ.get(name) for name in wanted}
-        os.environ.update(wanted)
-        try:
-            yield wanted
-        finally:
-            for name, value in before.items():
-                if value is None:
-                    os.environ.pop(name, None)
-                else:
-                    os.environ[name] = value
-
-    async def __aenter__(self) -> Self:
-        """Listen."""
-        await self._stack.enter_async_context(self._serving())
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        """End every sandbox and stop."""
-        await self._stack.aclose()
+    def variables(self) -> dict[str, str]:
+        """Return the address and the key."""
+        return {"DAYTONA_API_URL": self.url, "DAYTONA_API_KEY": self.key}
 
     @asynccontextmanager
     async def _serving(self) -> AsyncIterator[None]:
@@ -364,25 +321,9 @@ def _missing(request: web.Request) -> web.Response:
     return Refusal(404, f"Sandbox with ID or name {request.match_info['id']} not found").response()
 
 
-async def _serve_until_told(server: DaytonaServer) -> None:
-    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-        async with server:
-            os.write(1, f"{server.url}\n".encode())
-            async for _ in signals:
-                return
-
-
 def main() -> None:
     """Serve until SIGTERM."""
-    parser = argparse.ArgumentParser(description="A Daytona on this machine, for tests.")
-    parser.add_argument("--port", type=int, default=0, help="0 = any that is free")
-    parser.add_argument("--log", help="file that gets the events, a line of JSON each")
-    parser.add_argument("--containers", action="store_true", help="sandboxes are containers")
-    arguments = parser.parse_args()
-    with Path(arguments.log or os.devnull).open("ab") as file:
-        log = CloudLog(file)
-        server = DaytonaServer(port=arguments.port, in_containers=arguments.containers, log=log)
-        anyio.run(_serve_until_told, server)
+    run_server(DaytonaServer, description="A Daytona on this machine, for tests.")
 
 
 if __name__ == "__main__":

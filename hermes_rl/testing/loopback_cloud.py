@@ -1,20 +1,37 @@
-"""What the loopback clouds share: a log of what happened when, faults, and lifetimes."""
+"""What the loopback clouds share: the frame of a server, a log of what happened, lifetimes."""
 
 from __future__ import annotations
 
+import os
 import time
+from abc import ABC, abstractmethod
 from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
+)
 from dataclasses import dataclass, field
-from typing import IO, Generic, TypeVar
+from typing import IO, Generic, Self, TypedDict, TypeVar, Unpack
 
 import anyio
 import orjson
+from anyio.abc import TaskGroup
 
 from hermes_rl.testing.loopback_boxes import Box
 
-__all__ = ["CloudLog", "Event", "Fault", "Faults", "Lives", "LoopbackSandbox"]
+__all__ = [
+    "CloudLog",
+    "Event",
+    "Fault",
+    "Faults",
+    "Lives",
+    "LoopbackCloud",
+    "LoopbackSandbox",
+    "ServerOptions",
+]
 
 F = TypeVar("F")
 REAP_INTERVAL_S = 0.2
@@ -200,3 +217,76 @@ class Lives(Generic[S]):
                     async with anyio.create_task_group() as ending:
                         for sandbox in self.alive:
                             ending.start_soon(self.end, sandbox, "server closed")
+
+
+class ServerOptions(TypedDict, total=False):
+    """What any of the servers is started with; see :class:`LoopbackCloud`."""
+
+    port: int
+    in_containers: bool
+    log: CloudLog | None
+    create_s: float
+    minute_s: float
+
+
+class LoopbackCloud(ABC, Generic[S, F]):
+    """A server that plays a cloud. Enter it with ``async with``.
+
+    Args:
+        in_use: Whether something runs in a sandbox that keeps it from idling.
+        options: ``port``, 0 = any that is free; ``in_containers``: each sandbox is a Docker
+            container and images are real, else processes; ``log``: where events go; ``create_s``:
+            how long a creation takes at least; ``minute_s``: length of a minute in the sandboxes'
+            timers.
+    """
+
+    tasks: TaskGroup
+
+    def __init__(
+        self, *, in_use: Callable[[S], bool] = lambda _: False, **options: Unpack[ServerOptions]
+    ) -> None:
+        self.port = options.get("port", 0)
+        self.in_containers = options.get("in_containers", False)
+        self.log = options.get("log") or CloudLog()
+        self.create_s = options.get("create_s", 0.0)
+        self.minute_s = options.get("minute_s", 60.0)
+        self.faults: Faults[F] = Faults()
+        self.lives: Lives[S] = Lives(self.log, in_use=in_use)
+        self._stack = AsyncExitStack()
+
+    @property
+    @abstractmethod
+    def url(self) -> str:
+        """Where the SDK finds it."""
+
+    @abstractmethod
+    def variables(self) -> dict[str, str]:
+        """Return the environment variables that point the SDK here and let it in."""
+
+    @abstractmethod
+    def _serving(self) -> AbstractAsyncContextManager[None]:
+        """Listen while the context is open; end every sandbox at its end."""
+
+    @contextmanager
+    def environment(self) -> Iterator[dict[str, str]]:
+        """Point the SDK of this process here; yields the variables, for other processes."""
+        wanted = self.variables()
+        before = {name: os.environ.get(name) for name in wanted}
+        os.environ.update(wanted)
+        try:
+            yield wanted
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
+
+    async def __aenter__(self) -> Self:
+        """Listen."""
+        await self._stack.enter_async_context(self._serving())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """End every sandbox and stop."""
+        await self._stack.aclose()
