@@ -44,7 +44,7 @@ def pack(local: Path, *, name: str | None = None) -> Iterator[bytes]:
     if not local.exists():
         raise FileError(f"{local} cannot be uploaded: it does not exist.", path=str(local))
     if local.is_dir():
-        yield _member(local, ".")
+        yield _member(local, ".", local.stat())
         for directory, names, files in os.walk(local):
             linked = [name for name in names if os.path.islink(os.path.join(directory, name))]
             for name in sorted({*names, *files}):
@@ -57,8 +57,8 @@ def pack(local: Path, *, name: str | None = None) -> Iterator[bytes]:
 
 
 def _pack_one(path: Path, name: str) -> Iterator[bytes]:
-    yield _member(path, name)
     info = path.lstat()
+    yield _member(path, name, info)
     if not stat.S_ISREG(info.st_mode):
         return
     left = info.st_size
@@ -70,8 +70,7 @@ def _pack_one(path: Path, name: str) -> Iterator[bytes]:
     yield bytes(-info.st_size % BLOCK)
 
 
-def _member(path: Path, name: str) -> bytes:
-    info = path.lstat()
+def _member(path: Path, name: str, info: os.stat_result) -> bytes:
     member = tarfile.TarInfo(name)
     member.mode = stat.S_IMODE(info.st_mode)
     member.mtime = int(info.st_mtime)

@@ -275,3 +275,27 @@ def test_packing_is_in_bounded_pieces_and_unpacks_to_the_same(tmp_path: Path) ->
     unpack(b"".join(pieces), tmp_path / "copy")
     assert (tmp_path / "copy" / "big").read_bytes() == (source / "big").read_bytes()
     assert everything_below(tmp_path / "copy") == {"empty", "big", "loop"}
+
+
+def test_a_file_that_grows_or_shrinks_while_it_is_packed_tears_nothing(tmp_path: Path) -> None:
+    grows, shrinks = tmp_path / "grows", tmp_path / "shrinks"
+    grows.write_bytes(b"x" * 10)
+    shrinks.write_bytes(b"y" * 100_000)
+    pieces = []
+    for piece in pack(tmp_path):
+        pieces.append(piece)
+        grows.write_bytes(b"x" * (grows.stat().st_size + 1000))
+        shrinks.write_bytes(b"y" * (shrinks.stat().st_size - 1000))
+    with tarfile.open(fileobj=io.BytesIO(b"".join(pieces))) as tar:
+        contents = {info.name: tar.extractfile(info) for info in tar}
+        assert list(contents) == [".", "grows", "shrinks"]
+        assert set((contents["grows"] or io.BytesIO()).read()) == set(b"x")
+    assert b"".join(pieces).endswith(bytes(1024))
+
+
+def test_a_link_to_a_directory_is_packed_as_the_directory(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "file").write_bytes(b"data")
+    (tmp_path / "link").symlink_to("source")
+    unpack(b"".join(pack(tmp_path / "link")), tmp_path / "target")
+    assert (tmp_path / "target" / "file").read_bytes() == b"data"
