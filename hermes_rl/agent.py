@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 
+from hermes_rl.author_code import failure_text
 from hermes_rl.calls import MAX_CALLS_PER_TURN, CallRunner, count
 from hermes_rl.conversation import AgentLimits, Clock, Compact, Conversation
 from hermes_rl.errors import (
@@ -167,6 +168,9 @@ class HermesAgentLoop:
             reason = _reason_of(error)
         except anyio.get_cancelled_exc_class():
             reason = StopReason.CANCELLED
+            raise
+        except Exception as error:  # of a model object that is not ours, or of the task's compact
+            reason, result.error = StopReason.MODEL_ERROR, failure_text(error)
             raise
         finally:
             result.stop_reason = reason or StopReason.CANCELLED

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 import anyio
 import orjson
 
+from hermes_rl.author_code import failure_text
 from hermes_rl.errors import HermesRLError, ToolFault
 from hermes_rl.tools.protocol import Dispatcher
 from hermes_rl.types import AgentResult, Message, Timings, ToolCall, ToolError, ToolResult
@@ -197,10 +198,10 @@ class CallRunner:
             return await self._tools.call(call.name, call.arguments, call.id)
         except HermesRLError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # tools of others may raise anything
             raise ToolFault(
-                f"Tool {call.name!r} broke: {type(error).__name__}: {error}. Report this as a bug "
-                "of the tool; the rollout is errored, not scored."
+                f"Tool {call.name!r} broke: {failure_text(error)}. Report this as a bug of the "
+                "tool; the rollout is errored, not scored."
             ) from error
 
     def _unknown(self, name: str) -> ToolResult:

@@ -39,6 +39,7 @@ from anyio.abc import TaskGroup, TaskStatus
 from hermes_rl.config import AgentFields, ServerConfig
 from hermes_rl.conversation import Clock
 from hermes_rl.errors import ConfigError, EngineClosed, UnknownName
+from hermes_rl.foreign_backend import connected
 from hermes_rl.legacy.catalog import catalog_of
 from hermes_rl.legacy.pool import LegacyTools
 from hermes_rl.legacy.settings import LegacySettings
@@ -125,6 +126,7 @@ class RolloutEngine:
 
         Raises:
             BackendUnavailable: What is behind the backend cannot be reached.
+            SandboxError: The backend broke; names it.
             ConfigError: A name is unknown, an extra is missing, or the engine was entered before.
         """
         if self._group is not None:
@@ -329,7 +331,7 @@ class RolloutEngine:
             backend = await anyio.to_thread.run_sync(
                 open_backend, config.terminal_backend, self._backend_settings(), limiter=importing
             )
-        await stack.enter_async_context(backend)
+        await stack.enter_async_context(connected(backend))
         model = self._model
         if model is None:
             model = await stack.enter_async_context(self._open_model())

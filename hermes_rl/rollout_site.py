@@ -12,6 +12,7 @@ import anyio
 
 from hermes_rl.config import AgentFields
 from hermes_rl.errors import SandboxGone
+from hermes_rl.foreign_backend import blamed_on, create_sandbox
 from hermes_rl.legacy.pool import LegacyTools
 from hermes_rl.model.protocol import ChatModel
 from hermes_rl.sandbox import Backend, Sandbox, SandboxSpec
@@ -91,11 +92,15 @@ class RolloutSite:
         holder = object()
         await self.spares.acquire_on_behalf_of(holder)
         try:
-            sandbox = await self.backend.create(spec)
+            sandbox = await create_sandbox(self.backend, spec)
             try:
                 yield sandbox
             finally:
-                with anyio.move_on_after(CLOSE_SANDBOX_S, shield=True), suppress(SandboxGone):
+                with (
+                    anyio.move_on_after(CLOSE_SANDBOX_S, shield=True),
+                    suppress(SandboxGone),
+                    blamed_on(self.backend, "while it closed a sandbox"),
+                ):
                     await sandbox.close()
         finally:
             self.spares.release_on_behalf_of(holder)

@@ -26,7 +26,7 @@ from typing import Any, Literal, Protocol, Self, runtime_checkable
 
 from hermes_rl.cache_directory import cache_directory
 from hermes_rl.errors import UnknownName
-from hermes_rl.plugins import load_plugin
+from hermes_rl.plugins import make_plugin
 
 __all__ = [
     "DEFAULT_MAX_OUTPUT_BYTES",
@@ -559,6 +559,10 @@ class BackendFactory(Protocol):
         ...
 
 
+_BACKEND_MEMBERS = ("name", "create", "sweep", "doctor", "__aenter__", "__aexit__")
+"""That are there before it is entered."""
+
+
 def _registered() -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group="hermes_rl.backends")}
 
@@ -573,10 +577,10 @@ def open_backend(name: str, settings: BackendSettings) -> Backend:
 
     Raises:
         UnknownName: No such backend; lists the nearest.
-        ConfigError: Two installed packages claim the name, or it cannot be loaded.
+        ConfigError: Two installed packages claim the name, it cannot be loaded, or it is none.
     """
     points = _registered()
     if name not in points:
         raise UnknownName.of("terminal backend", name, points)
-    factory: BackendFactory = load_plugin(points[name], "Backend")
-    return factory(settings)
+    backend: Backend = make_plugin(points[name], "Backend", settings, members=_BACKEND_MEMBERS)
+    return backend

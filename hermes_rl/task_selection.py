@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import logging
-import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
+from hermes_rl.author_code import failure_text
 from hermes_rl.config import EnvConfig
 from hermes_rl.errors import ConfigError, HermesRLError, TaskError
 from hermes_rl.tasks import (
@@ -21,7 +22,7 @@ from hermes_rl.tasks import (
     describe,
 )
 
-__all__ = ["TaskSelection", "failure_text", "load_selection", "load_wanted", "select"]
+__all__ = ["TaskSelection", "load_selection", "load_wanted", "select"]
 
 _log = logging.getLogger(__name__)
 
@@ -94,7 +95,14 @@ async def load_wanted(
 
 async def _load(task_set: TaskSet) -> list[Task]:
     try:
-        return list(await task_set.load())
+        loaded = task_set.load()
+        if not inspect.isawaitable(loaded):
+            raise TaskError(f"load() of {task_set.name} must be 'async def'.")
+        tasks = await loaded
+        if not isinstance(tasks, Iterable):
+            kind = type(tasks).__name__
+            raise TaskError(f"load() of {task_set.name} must return its tasks, not {kind}.")
+        return list(tasks)
     except MalformedTasks as error:
         return [*error.tasks, *error.malformed]
     except HermesRLError:
@@ -102,13 +110,6 @@ async def _load(task_set: TaskSet) -> list[Task]:
     except (Exception, SystemExit) as error:  # the author's code may raise anything
         message = f"load() of {task_set.name} failed: {failure_text(error)}"
         raise TaskError(message) from error
-
-
-def failure_text(error: BaseException) -> str:
-    """Return what went wrong in an author's code, and where, in one line."""
-    frames = traceback.extract_tb(error.__traceback__)
-    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {error}{place}"
 
 
 def select(

@@ -37,6 +37,7 @@ from hermes_rl.errors import (
     SandboxGone,
     TaskError,
 )
+from hermes_rl.foreign_backend import blamed_on, create_sandbox
 from hermes_rl.model.protocol import ChatModel
 from hermes_rl.plan import LEASE_MARGIN_S, RolloutPlan
 from hermes_rl.results import Phase, RolloutTimings
@@ -208,7 +209,7 @@ class Trial:
         stuck.retryable = True
         with self._in_phase("setup"):
             with _deadline(plan.setup_s + image_s + START_QUEUE_S, stuck):
-                self._sandbox = sandbox = await self._site.backend.create(spec)
+                self._sandbox = sandbox = await create_sandbox(self._site.backend, spec)
             self._tools = tools = self._make_tools(sandbox)
             self.schemas = tuple(tools.schemas)
             solution = plan.description.solution
@@ -356,7 +357,12 @@ class Trial:
                     await self._close("tools", self._tools.aclose, CLOSE_TOOLS_S)
             finally:
                 if self._sandbox is not None:
-                    await self._close("sandbox", self._sandbox.close, CLOSE_SANDBOX_S)
+                    await self._close("sandbox", self._close_sandbox, CLOSE_SANDBOX_S)
+
+    async def _close_sandbox(self) -> None:
+        assert self._sandbox is not None
+        with blamed_on(self._site.backend, "while it closed a sandbox"):
+            await self._sandbox.close()
 
     async def _close(self, what: str, close: Callable[[], Awaitable[None]], bound_s: float) -> None:
         """Close one thing, shielded and bounded, whatever it raises."""

@@ -12,10 +12,12 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 
 from hermes_rl.errors import UnknownName
-from hermes_rl.plugins import load_plugin
+from hermes_rl.plugins import make_plugin
 from hermes_rl.types import ToolCallParser
 
 __all__ = ["get_parser", "list_parsers"]
+
+_MEMBERS = ("name", "parse")
 
 
 def list_parsers() -> list[str]:
@@ -29,12 +31,12 @@ def get_parser(name: str) -> ToolCallParser:
 
     Raises:
         UnknownName: No such parser; lists the names and the nearest.
-        ConfigError: It cannot be imported.
+        ConfigError: It cannot be imported or made, or another package claims its name.
     """
     points = _points()
     if name not in points:
         raise UnknownName.of("tool-call parser", name, points)
-    parser: ToolCallParser = load_plugin(points[name], "Tool-call parser")()
+    parser: ToolCallParser = make_plugin(points[name], "Tool-call parser", members=_MEMBERS)
     return parser
 
 

@@ -7,9 +7,9 @@ model as a mistake of its own. So it is an error of the rollout, by name.
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Sequence
 
+from hermes_rl.author_code import failure_text
 from hermes_rl.errors import ParserFault
 from hermes_rl.types import InvalidCall, JSONObject, ParseResult, ToolCall, ToolCallParser
 
@@ -39,8 +39,7 @@ def parse_turn(
             text, tools, finish_reason, reasoning_open=reasoning_open, id_seed=id_seed
         )
     except (Exception, SystemExit) as error:  # the author's code may raise anything
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        problem = f"{type(error).__name__}: {error} ({place.filename}:{place.lineno})"
+        problem = failure_text(error)
         error.add_note(f"The text began: {text[:SHOWN_CHARACTERS]!r}")
         raise _fault(parser, problem) from error
     problem = _wrong_in(result)

@@ -19,7 +19,8 @@ from hermes_rl.cli.exit_codes import ExitCode
 from hermes_rl.cli.plain import printable
 from hermes_rl.config_sources import Flag, load_dotenv
 from hermes_rl.errors import ConfigError, HermesRLError, MissingExtra, NotSetUp
-from hermes_rl.sandbox import BackendSettings, Check, backend_names, open_backend
+from hermes_rl.foreign_backend import blamed_on
+from hermes_rl.sandbox import Backend, BackendSettings, Check, backend_names, open_backend
 from hermes_rl.types import JSONObject
 
 
@@ -62,11 +63,24 @@ async def _checks(name: str, options: JSONObject) -> Sequence[Check]:
     if name not in backend_names():
         open_backend(name, _settings(options))
     try:
-        return await open_backend(name, _settings(options)).doctor()
+        return await _checks_of(open_backend(name, _settings(options)))
     except (MissingExtra, NotSetUp) as error:  # of no concern to who did not ask
         return [Check("not set up", ok=False, detail=str(error), optional=True)]
     except HermesRLError as error:
         return [Check("backend", ok=False, detail=str(error))]
+
+
+async def _checks_of(backend: Backend) -> Sequence[Check]:
+    """Ask a backend, which may be another package's.
+
+    Raises:
+        SandboxError: It broke, or answered with something else.
+    """
+    with blamed_on(backend, "in doctor()"):
+        checks = list(await backend.doctor())
+        if not all(isinstance(check, Check) for check in checks):
+            raise TypeError("doctor() must return hermes_rl.sandbox.Check objects")
+    return checks
 
 
 def _settings(options: JSONObject) -> BackendSettings:

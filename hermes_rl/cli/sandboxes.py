@@ -17,6 +17,7 @@ import anyio
 from hermes_rl.cli.backend_flags import backend_options
 from hermes_rl.config_sources import Flag, load_dotenv
 from hermes_rl.errors import ConfigError
+from hermes_rl.foreign_backend import blamed_on, connected
 from hermes_rl.sandbox import (
     Backend,
     BackendSettings,
@@ -50,7 +51,8 @@ def run(arguments: argparse.Namespace, flags: Sequence[Flag]) -> int:
 async def _list(backend: Backend) -> None:
     if not isinstance(backend, Inventory):
         raise ConfigError(f"The backend {backend.name!r} cannot list its sandboxes.")
-    rows = [_row(record) for record in await backend.records()]
+    with blamed_on(backend, "in records()"):
+        rows = [_row(record) for record in await backend.records()]
     if not rows:
         print(f"{backend.name}: no sandboxes")
         return
@@ -61,8 +63,9 @@ async def _list(backend: Backend) -> None:
 
 
 async def _clean(backend: Backend) -> None:
-    async with backend:
-        removed = await backend.sweep()
+    async with connected(backend):
+        with blamed_on(backend, "in sweep()"):
+            removed = await backend.sweep()
     print("\n".join([*removed, f"{backend.name}: removed {len(removed)}"]))
 
 

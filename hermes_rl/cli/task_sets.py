@@ -21,13 +21,13 @@ from types import ModuleType
 from typing import Any, cast
 
 from hermes_rl.atropos.old_names import install_old_names
+from hermes_rl.author_code import failure_text
 from hermes_rl.benchmarks.task_directory import TaskDirectory
 from hermes_rl.config import ConfigModel, EnvConfig, ServerConfig
 from hermes_rl.config_layers import layer_of_models
 from hermes_rl.config_sources import Layer
 from hermes_rl.errors import HermesRLError, TaskError, UnknownName
 from hermes_rl.plugins import load_plugin
-from hermes_rl.task_selection import failure_text
 from hermes_rl.tasks import TaskSet
 
 __all__ = ["TaskSource", "class_in_file", "failure_text", "find_tasks", "task_set_names"]

@@ -30,6 +30,7 @@ from typing import Self
 import anyio
 import orjson
 
+from hermes_rl.author_code import failure_text
 from hermes_rl.errors import FileError, HermesRLError, ToolFault, UnknownName
 from hermes_rl.sandbox import Capability, Sandbox
 from hermes_rl.tools.arguments import parse_arguments
@@ -191,10 +192,10 @@ class ToolDispatcher:
             return _failure(str(error))
         except HermesRLError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # tools and backends of others raise anything
             raise ToolFault(
-                f"Tool {tool.name!r} broke: {type(error).__name__}: {error}. This is a bug of the "
-                "tool, not of the model; the rollout is errored."
+                f"Tool {tool.name!r} broke: {failure_text(error)}. This is a bug of the tool or "
+                "of the backend, not of the model; the rollout is errored."
             ) from error
         return _failure(f"{tool.name} did not finish within {limit_s:g} s and was cancelled.")
 

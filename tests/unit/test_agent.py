@@ -342,6 +342,18 @@ async def test_a_model_failure_keeps_the_conversation_so_far() -> None:
     assert len(result.messages) == 3
 
 
+async def test_a_model_object_that_breaks_is_no_cancellation() -> None:
+    def broken(*_: object) -> Turn:
+        raise KeyError("choices")
+
+    loop = HermesAgentLoop(ScriptedModel(broken), (), ())
+    with pytest.raises(KeyError):
+        await run(loop)
+    assert loop.result is not None
+    assert loop.result.stop_reason is StopReason.MODEL_ERROR
+    assert f"KeyError: 'choices' ({__file__}" in (loop.result.error or "")
+
+
 async def test_cancelling_raises_and_leaves_a_complete_partial_result() -> None:
     async def hang(_: JSONObject) -> str:
         await anyio.sleep_forever()

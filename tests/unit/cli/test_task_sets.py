@@ -6,6 +6,7 @@ import pytest
 from hermes_rl.cli.task_sets import find_tasks, task_set_names
 from hermes_rl.config import EnvConfig
 from hermes_rl.errors import ConfigError, TaskError, UnknownName
+from hermes_rl.task_selection import load_wanted
 
 GOOD = """
     from __future__ import annotations
@@ -166,3 +167,21 @@ def test_a_file_is_imported_once_whoever_asks(module: Path) -> None:
     find_environment(f"{module}:Many")
     find_tasks(f"{module}:Many")
     assert log.read_text() == "x"
+
+
+@pytest.mark.parametrize(
+    ("load", "said"),
+    [
+        ("def load(self): return []", "must be 'async def'"),
+        ("async def load(self): return None", "must return its tasks, not NoneType"),
+        ("async def load(self): raise SystemExit(6)", r"failed: SystemExit: 6 \(.*mine.py:3\)"),
+    ],
+)
+async def test_a_load_that_gives_no_tasks_is_an_error_that_says_why(
+    tmp_path: Path, load: str, said: str
+) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(f"class Mine:\n    name = 'mine'\n    {load}\n")
+    task_set = find_tasks(f"{path}:Mine").make(EnvConfig())
+    with pytest.raises(TaskError, match=f"load.. of mine {said}"):
+        await load_wanted(task_set)
