@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from signal import SIGKILL
 from types import TracebackType
-from typing import Literal, Self
+from typing import Self
 
 import anyio
 from anyio.lowlevel import checkpoint
@@ -17,11 +16,14 @@ from hermes_rl.backends.outpost.channel import KILL_WAIT_S, OutpostChannel, Wait
 from hermes_rl.backends.outpost.frames import (
     FrameError,
     Kind,
-    pack_fields,
-    pack_list,
     to_bytes,
     to_text,
     unpack_fields,
+)
+from hermes_rl.backends.outpost.request import (
+    INLINE_STDIN_BYTES,
+    OUTPUT_WINDOW_BYTES,
+    RunRequest,
 )
 from hermes_rl.errors import SandboxError
 from hermes_rl.sandbox import TIMEOUT_EXIT_CODE, ExecResult, ProcessChunk
@@ -30,77 +32,10 @@ __all__ = ["Execution", "OutpostProcess", "RunRequest", "StreamContext", "run_to
 
 STDIN_WINDOW_BYTES = 256 * 1024
 """Standard input sent ahead of the process; bounds the outpost's memory."""
-INLINE_STDIN_BYTES = 64 * 1024
-OUTPUT_WINDOW_BYTES = 256 * 1024
-"""Unread output of a stream held here; beyond it the command blocks."""
 OUTPUT_SLACK_BYTES = 4 << 20
 """What may arrive beyond the window: pipes are drained without credit when the process ends."""
-RUN_PIECE_BYTES = 512 * 1024
 DEADLINE_SLACK_S = 1.0
 """The outpost keeps the deadline; only if it does not, we act, this much later."""
-TERMINAL_SIZE = (120, 40)
-
-
-@dataclass(slots=True, frozen=True, kw_only=True)
-class RunRequest:
-    """What is to be run; see :meth:`hermes_rl.sandbox.Sandbox.exec`."""
-
-    cmd: str | Sequence[str]
-    output: Literal["keep", "flow", "tail"] = "keep"
-    limit_bytes: int = 0
-    timeout_s: float | None = None
-    session: str | None = None
-    saves_session: bool = False
-    cwd: str | None = None
-    env: Mapping[str, str] = field(default_factory=dict)
-    user: str | None = None
-    stdin: bytes | None = None
-    keeps_stdin_open: bool = False
-    merge_stderr: bool = False
-    pty: bool = False
-
-    def fields(self) -> dict[str, bytes | str | int]:
-        """Return the wire form."""
-        fields: dict[str, bytes | str | int] = {"output": self.output, "limit": self.limit_bytes}
-        if self.output == "flow":
-            fields["window"] = OUTPUT_WINDOW_BYTES
-        if self.timeout_s is not None:
-            fields["timeout_ms"] = max(1, round(self.timeout_s * 1000))
-        if self.session is not None:
-            fields["session"] = self.session
-        if self.saves_session:
-            fields["save"] = 1
-        if self.cwd is not None:
-            fields["cwd"] = self.cwd
-        if self.user is not None:
-            fields["user"] = self.user
-        if self.env:
-            fields["env"] = pack_list(
-                [to_bytes(f"{name}={value}") for name, value in self.env.items()]
-            )
-        if self.stdin:
-            fields["stdin"] = self.stdin[:INLINE_STDIN_BYTES]
-        if self.keeps_stdin_open or len(self.stdin or b"") > INLINE_STDIN_BYTES:
-            fields["stdin_open"] = 1
-        if self.merge_stderr or self.output == "tail":
-            fields["merge"] = 1
-        if self.pty:
-            fields["pty"] = struct.pack(">HH", *TERMINAL_SIZE)
-        # Last, so that a command of any size can follow in pieces.
-        if isinstance(self.cmd, str):
-            fields["cmd"] = self.cmd
-        else:
-            fields["argv"] = pack_list([to_bytes(item) for item in self.cmd])
-        return fields
-
-    async def send(self, channel: OutpostChannel, id: int) -> None:
-        """Send the request, in pieces if it is large."""
-        payload = pack_fields(self.fields())
-        if len(payload) <= RUN_PIECE_BYTES:
-            await channel.send(Kind.RUN, id, payload)
-            return
-        await channel.send(Kind.RUN, id, pack_fields({"more": 1}))
-        await channel.send_pieces(id, payload, piece_bytes=RUN_PIECE_BYTES)
 
 
 class Execution(Waiter):

@@ -42,7 +42,8 @@ import anyio.to_thread
 from hermes_rl.backends.outpost.channel import Hello, Loss, OutpostChannel
 from hermes_rl.backends.outpost.errno_errors import file_error
 from hermes_rl.backends.outpost.frames import Kind, pack_fields, to_text, unpack_list
-from hermes_rl.backends.outpost.process import Execution, RunRequest, StreamContext, run_to_end
+from hermes_rl.backends.outpost.process import Execution, StreamContext, run_to_end
+from hermes_rl.backends.outpost.request import RunRequest
 from hermes_rl.backends.outpost.transfer import download, upload
 from hermes_rl.backends.outpost.transport import Transport
 from hermes_rl.errors import (

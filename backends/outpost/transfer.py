@@ -13,12 +13,8 @@ from hermes_rl.backends.outpost.archive import Unpacker, pack
 from hermes_rl.backends.outpost.channel import OutpostChannel
 from hermes_rl.backends.outpost.errno_errors import file_error
 from hermes_rl.backends.outpost.frames import Kind, pack_fields, to_text
-from hermes_rl.backends.outpost.process import (
-    OUTPUT_WINDOW_BYTES,
-    OutpostProcess,
-    RunRequest,
-    StreamContext,
-)
+from hermes_rl.backends.outpost.process import OutpostProcess, StreamContext
+from hermes_rl.backends.outpost.request import OUTPUT_WINDOW_BYTES, RunRequest
 from hermes_rl.errors import FileError, SandboxError
 from hermes_rl.sandbox import ExecResult
 

@@ -14,12 +14,11 @@ from hermes_rl.backends.outpost.channel import Loss, OutpostChannel, Reply
 from hermes_rl.backends.outpost.frames import Kind, frame, pack_fields, unpack_fields
 from hermes_rl.backends.outpost.process import (
     OUTPUT_SLACK_BYTES,
-    OUTPUT_WINDOW_BYTES,
     Execution,
-    RunRequest,
     StreamContext,
     run_to_end,
 )
+from hermes_rl.backends.outpost.request import OUTPUT_WINDOW_BYTES, RunRequest
 from hermes_rl.errors import ChannelLost, SandboxError, SandboxGone
 
 HELLO = pack_fields(
