@@ -20,6 +20,21 @@ from hermes_rl.testing.sandbox_conformance.base import (
 __all__ = ["CapabilityConformance", "LifeConformance"]
 
 SERVE = "import os, time; open('started', 'w').write(os.environ.get('MARK', '')); time.sleep(600)"
+FORK_MANY = """
+import os, signal
+children = []
+try:
+    while len(children) < 200:
+        child = os.fork()
+        if not child:
+            signal.pause()
+        children.append(child)
+except OSError:
+    pass
+print(len(children))
+for child in children:
+    os.kill(child, signal.SIGKILL)
+"""
 
 
 class LifeConformance(ConformanceBase):
@@ -287,6 +302,9 @@ class CapabilityConformance(ConformanceBase):
         """Under its limit of processes a fork bomb ends at its deadline, the sandbox lives."""
         box = await backend.create(replace(self.spec, pids=64))
         try:
+            # First whether there is a limit: where there is none the bomb is the whole machine's.
+            forked = await sh(box, self.script(FORK_MANY))
+            assert 0 < int(forked.stdout) < 64, "the declared limit of processes is not kept"
             result = await sh(box, "b() { b | b & }; b; sleep 60", timeout_s=2.0)
             assert result.exit_code != 0
 
@@ -304,7 +322,7 @@ class CapabilityConformance(ConformanceBase):
         gone: list[SandboxGone] = []
         results: list[ExecResult] = []
         try:
-            results.append(await sh(box, self.script("b = b'x' * (1 << 30); print(len(b))")))
+            results.append(await sh(box, self.script("b = b'x' * (1 << 28); print(len(b))")))
         except SandboxGone as error:
             gone.append(error)
         finally:
