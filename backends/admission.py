@@ -1,8 +1,9 @@
-"""How many sandboxes start and are removed at once. Removals come first.
+"""How many sandboxes start and are removed at once, and commands that a daemon itself starts.
 
-A daemon saturates at about two operations per core, whatever is asked of it; beyond that each
-only takes longer. Starting and removing have a limit each, so that a long queue of starts never
-holds up clean-up, and no start begins while a removal is waiting for its turn.
+Removals come first. A daemon saturates at about two operations per core, whatever is asked of it;
+beyond that each only takes longer. Starting and removing have a limit each, so that a long queue
+of starts never holds up clean-up, and no start begins while a removal is waiting for its turn. A
+command that the daemon itself starts is as heavy as that only until it runs.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from contextlib import asynccontextmanager
 
 import anyio
 
-__all__ = ["Admission"]
+__all__ = ["Admission", "StartTurns", "Turn"]
 
 
 class Admission:
@@ -57,3 +58,43 @@ class Admission:
             self._waiting -= 1
             if not self._waiting:
                 self._nobody_waits.set()
+
+
+class Turn:
+    """A place among what is starting, until it is given back."""
+
+    def __init__(self, places: anyio.CapacityLimiter) -> None:
+        self._places = places
+        self._is_held = False
+
+    async def wait(self) -> None:
+        """Wait for the place."""
+        await self._places.acquire_on_behalf_of(self)
+        self._is_held = True
+
+    def give_back(self) -> None:
+        """Let another one start. Idempotent."""
+        if self._is_held:
+            self._is_held = False
+            self._places.release_on_behalf_of(self)
+
+
+class StartTurns:
+    """A limit on what is heavy only while it starts.
+
+    Args:
+        starting: How many start at once.
+    """
+
+    def __init__(self, starting: int) -> None:
+        self._places = anyio.CapacityLimiter(starting)
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[Turn]:
+        """Hold a place until it is given back, at the latest until the context is left."""
+        turn = Turn(self._places)
+        await turn.wait()
+        try:
+            yield turn
+        finally:
+            turn.give_back()

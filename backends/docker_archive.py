@@ -10,7 +10,7 @@ from typing import Self
 
 import orjson
 
-__all__ = ["ArchiveStat", "first_file"]
+__all__ = ["ArchiveStat", "first_file", "window"]
 
 _GO_MODE_DIR = 1 << 31
 _GO_MODE_SYMLINK = 1 << 27
@@ -62,6 +62,21 @@ async def first_file(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         data = await reader.some(left)
         left -= len(data)
         yield data
+
+
+async def window(pieces: AsyncIterator[bytes], *, offset: int, max_bytes: int) -> bytes | None:
+    """Return what follows ``offset``; None if that is more than ``max_bytes``.
+
+    Holds no more than that, whatever the file became since its size was told.
+    """
+    kept = bytearray()
+    async for piece in pieces:
+        skipped = min(offset, len(piece))
+        offset -= skipped
+        kept += piece[skipped:]
+        if len(kept) > max_bytes:
+            return None
+    return bytes(kept)
 
 
 class _Reader:

@@ -9,8 +9,9 @@ pinned by the version range of the extra ``docker``, and have a test each.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from typing import Any
 
 import aiohttp
 import anyio
@@ -107,12 +108,17 @@ class AttachTransport:
 
 
 async def converse(
-    transport: AttachTransport, sink: Callable[[int, bytes], None], stdin: bytes
+    transport: AttachTransport,
+    sink: Callable[[int, bytes], None],
+    stdin: bytes,
+    *,
+    beside: Callable[[], Coroutine[Any, Any, None]],
 ) -> None:
-    """Send input and pass on output until the output ends."""
+    """Send input and pass on output until the output ends; ``beside`` runs meanwhile."""
     broken: ConnectionError | None = None
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_feed, transport, stdin)
+        tasks.start_soon(beside)
         try:
             while (message := await transport.receive_any()) is not None:
                 sink(*message)

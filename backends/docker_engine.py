@@ -20,7 +20,8 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -31,6 +32,7 @@ from aiodocker.exceptions import DockerError
 from aiodocker.stream import Stream
 from yarl import URL
 
+from hermes_rl.backends.admission import StartTurns
 from hermes_rl.backends.docker_archive import ArchiveStat
 from hermes_rl.backends.docker_attach import AttachTransport, converse
 from hermes_rl.backends.docker_changes import read_changes
@@ -44,6 +46,10 @@ CALL_TIMEOUT_S = 60.0
 """For calls that should take milliseconds; a daemon starting 2 x cores at once needs seconds."""
 CHANGES_TIMEOUT_S = 120.0
 """The daemon walks through all files that the container has written."""
+START_POLL_S = 0.1
+"""Between two looks at whether a command has started."""
+COMMANDS_STARTING = 8
+"""Commands of the engine's own that start at once, unless someone knows better."""
 FREEZE_TRIES = 10
 FREEZE_INTERVAL_S = 0.2
 MAX_LINE_BYTES = 4 << 20
@@ -81,6 +87,8 @@ class DockerEngine:
 
     def __init__(self, host: str) -> None:
         self.host = host
+        self.starts = StartTurns(COMMANDS_STARTING)
+        """For those who run commands."""
 
     async def __aenter__(self) -> Self:
         """Connect and check that the daemon answers."""
@@ -213,6 +221,7 @@ class DockerEngine:
         env: Mapping[str, str] | None = None,
         stdin: bytes = b"",
         timeout_s: float = CALL_TIMEOUT_S,
+        on_start: Callable[[], None] = lambda: None,
     ) -> int:
         """Run a command by the engine itself; its exit code comes from the engine.
 
@@ -228,6 +237,7 @@ class DockerEngine:
             env: Added to the container's.
             stdin: Sent to the command.
             timeout_s: Wall clock for all of it.
+            on_start: Called when it runs, unless it ends at once.
         """
         body = {
             "Cmd": list(argv),
@@ -241,7 +251,7 @@ class DockerEngine:
         with _call(timeout_s):
             answer = await self.json(f"containers/{container}/exec", "POST", data=body)
             exec_id = answer["Id"]
-            await self._stream_exec(exec_id, sink, stdin)
+            await self._stream_exec(exec_id, sink, stdin, on_start)
             while True:
                 state = await self.json(f"exec/{exec_id}/json")
                 if state["ExitCode"] is not None and not state["Running"]:
@@ -249,7 +259,11 @@ class DockerEngine:
                 await anyio.sleep(0.01)
 
     async def _stream_exec(
-        self, exec_id: str, sink: Callable[[int, bytes], None], stdin: bytes
+        self,
+        exec_id: str,
+        sink: Callable[[int, bytes], None],
+        stdin: bytes,
+        on_start: Callable[[], None],
     ) -> None:
         async def setup() -> tuple[URL, bytes | None, bool]:
             return URL(f"exec/{exec_id}/start"), b'{"Detach":false,"Tty":false}', False
@@ -257,9 +271,19 @@ class DockerEngine:
         transport = AttachTransport(Stream(self._docker, setup))
         try:
             await transport.open()
-            await converse(transport, sink, stdin)
+            beside = partial(self._tell_of_start, exec_id, on_start)
+            await converse(transport, sink, stdin, beside=beside)
         finally:
             await transport.aclose()
+
+    async def _tell_of_start(self, exec_id: str, on_start: Callable[[], None]) -> None:
+        """Wait until a command has a process, or the engine cannot be asked."""
+        pid = 0
+        with suppress(EngineFailure):
+            while not pid:
+                await anyio.sleep(START_POLL_S)
+                pid = (await self.json(f"exec/{exec_id}/json"))["Pid"]
+        on_start()
 
     @asynccontextmanager
     async def _response(

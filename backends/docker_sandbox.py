@@ -18,7 +18,8 @@ import anyio
 import anyio.lowlevel
 from anyio import Path as AsyncPath  # anyio loads it at first use: not on the event loop.
 
-from hermes_rl.backends.docker_archive import first_file
+from hermes_rl.backends.admission import Turn
+from hermes_rl.backends.docker_archive import first_file, window
 from hermes_rl.backends.docker_attach import AttachTransport
 from hermes_rl.backends.docker_container import ContainerPlan
 from hermes_rl.backends.docker_engine import DockerEngine
@@ -214,13 +215,15 @@ class DockerSandbox(OutpostSandbox):
                 if not stat.is_regular:
                     what = "a link" if stat.is_link else "no regular file"
                     raise FileError(f"{path} is {what}.", path=path, sandbox_id=self.id)
-                if stat.size_bytes - offset > max_bytes:
-                    raise SandboxFileTooLarge(f"{path} exceeds {max_bytes} bytes.", path=path)
+                data: bytes | None = None
                 try:
-                    data = b"".join([piece async for piece in first_file(chunks)])
+                    if stat.size_bytes - offset <= max_bytes:
+                        data = await window(first_file(chunks), offset=offset, max_bytes=max_bytes)
                 except ValueError as error:
                     raise SandboxError(f"Reading {path} from the engine: {error}.") from error
-        return data[offset:]
+        if data is None:
+            raise SandboxFileTooLarge(f"{path} exceeds {max_bytes} bytes.", path=path)
+        return data
 
     async def upload(self, local: Path, remote: str, *, user: str | None = None) -> None:
         """Copy a local file or directory; what is large goes through the engine where it can."""
@@ -286,7 +289,14 @@ class _TrustedRun:
         self._err = self._out if request.merge_stderr else _HeadAndTail(request.limit_bytes)
 
     async def run(self, command: Sequence[str], *, is_ours: bool = False) -> ExecResult:
-        """Run ``command``; the sandbox's settings of the loader are not for what ``is_ours``."""
+        """Run ``command``; the sandbox's settings of the loader are not for what ``is_ours``.
+
+        The wait for a turn to start does not count.
+        """
+        async with self._engine.starts.turn() as turn:
+            return await self._run(command, turn, is_ours=is_ours)
+
+    async def _run(self, command: Sequence[str], turn: Turn, *, is_ours: bool) -> ExecResult:
         request, plan = self._request, self._plan
         timeout_s = _NO_DEADLINE_S if request.timeout_s is None else request.timeout_s
         stdin = request.stdin or b""
@@ -308,9 +318,10 @@ class _TrustedRun:
                 env={name: request.env[name] for name in request.env if name not in preloads},
                 stdin=stdin,
                 timeout_s=timeout_s + ENGINE_SLACK_S,
+                on_start=turn.give_back,
             )
         except EngineFailure as failure:
-            if failure.status != TIMED_OUT:
+            if failure.status != TIMED_OUT or time.monotonic() - start_s < timeout_s:
                 raise sandbox_error(failure, "use", sandbox_id=self._container[:12]) from failure
             code = TIMEOUT_EXIT_CODE
         return self._result(code, time.monotonic() - start_s)

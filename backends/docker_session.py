@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 from anyio.abc import TaskGroup
 
-from hermes_rl.backends.admission import Admission
+from hermes_rl.backends.admission import Admission, StartTurns
 from hermes_rl.backends.docker_connection import docker_host
 from hermes_rl.backends.docker_container import ContainerPlan, container_config
 from hermes_rl.backends.docker_engine import DockerEngine
@@ -32,6 +32,8 @@ __all__ = ["DockerSession", "capabilities_of", "limits_for"]
 
 OPERATIONS_PER_CORE = 2
 """Starts, and removals, at once: a daemon does no more per second when asked for more."""
+COMMANDS_PER_CORE = 4
+"""Commands of the daemon's own that start at once; see :class:`StartTurns`."""
 HELLO_TIMEOUT_S = 60.0
 CLEANUP_TIMEOUT_S = 10.0
 FINAL_SWEEP_TIMEOUT_S = 30.0
@@ -102,6 +104,7 @@ class DockerSession:
             info = await engine.json("info")
         self._runtime: Runtime = await ensure_runtime(self._settings.cache_dir)
         self._cores = int(info["NCPU"])
+        engine.starts = StartTurns(COMMANDS_PER_CORE * self._cores)
         self.capabilities = capabilities_of(info, self._supported)
         self.limits = limits_for(self._cores, self._settings.max_starting)
         self._admission = Admission(

@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from tests.conftest import require
 
 pytest.importorskip("aiodocker", reason="needs hermes_rl[docker]")
 
+from hermes_rl.backends.admission import StartTurns
 from hermes_rl.backends.docker import create_backend
 from hermes_rl.backends.docker_container import ContainerPlan, container_config
 from hermes_rl.backends.docker_engine import DockerEngine
@@ -37,7 +39,7 @@ from hermes_rl.errors import (
     SandboxIsADirectory,
     Unsupported,
 )
-from hermes_rl.sandbox import BackendSettings, Capability, HealthCheck, Sandbox
+from hermes_rl.sandbox import BackendSettings, Capability, ExecResult, HealthCheck, Sandbox
 from hermes_rl.testing.leaks import leak_census
 
 from .docker_boxes import (
@@ -110,6 +112,25 @@ async def test_it_is_labelled_with_run_owner_and_deadline(settings: BackendSetti
     assert Owner.parse(labels[OWNER_LABEL]) == Owner.current()
     assert 80 < int(labels[DEADLINE_LABEL]) - time.time() <= 101
     assert labels["task"] == "t"
+
+
+async def test_its_lease_does_not_begin_while_it_waits_for_its_turn(
+    settings: BackendSettings,
+) -> None:
+    async with create_backend(replace(settings, max_starting=1)) as backend:
+        sandboxes: list[Sandbox] = []
+
+        async def create() -> None:
+            sandboxes.append(await backend.create(box(lease_s=100)))
+
+        await (await backend.create(box())).close()  # the image is looked up
+        permit = backend._connected()._admission.start()
+        async with anyio.create_task_group() as tasks, permit:
+            tasks.start_soon(create)
+            await anyio.sleep(3)
+            let_go_s = time.time()
+        deadline = _inspect(sandboxes[0], f'{{{{index .Config.Labels "{DEADLINE_LABEL}"}}}}')
+        assert int(deadline) >= let_go_s + 100
 
 
 async def test_limits_hold_inside(settings: BackendSettings) -> None:
@@ -365,6 +386,48 @@ async def test_a_trusted_command_dies_at_its_deadline_and_when_cancelled(
             await sandbox.exec("sleep 1111", timeout_s=60, trusted=True)
         script = "for i in $(seq 600); do pgrep -fx 'sleep 1111' || exit 0; sleep 0.1; done; exit 1"
         assert (await sandbox.exec(script, timeout_s=60)).exit_code == 0
+
+
+async def test_trusted_commands_take_turns_to_start_and_need_none_to_run(
+    settings: BackendSettings,
+) -> None:
+    async with create_backend(settings) as backend:
+        sandbox = await backend.create(box())
+        sandbox._engine.starts = StartTurns(1)
+        results: dict[str, ExecResult] = {}
+
+        async def run(name: str, command: str) -> None:
+            results[name] = await sandbox.exec(command, timeout_s=60, trusted=True)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run, "long", "until [ -e go ]; do sleep 0.1; done")
+            while (await sandbox.exec("pgrep -f 'unti[l] .* -e go'", timeout_s=60)).exit_code:
+                await anyio.sleep(0.1)
+            await run("short", "echo meanwhile")
+            assert "long" not in results
+            async with sandbox._engine.starts.turn():
+                tasks.start_soon(run, "late", "true")
+                await anyio.sleep(1)
+                assert "late" not in results
+            await sandbox.exec("touch go", timeout_s=60)
+    assert results["short"].text == "meanwhile\n"
+    assert results["late"].exit_code == results["long"].exit_code == 0
+    assert results["late"].duration_s < 60
+
+
+async def test_a_trusted_commands_time_begins_with_its_turn(settings: BackendSettings) -> None:
+    async with _sandbox(settings) as sandbox:
+        sandbox._engine.starts = StartTurns(1)
+        results: list[ExecResult] = []
+
+        async def run() -> None:
+            results.append(await sandbox.exec("sleep 0.2", timeout_s=60, trusted=True))
+
+        begun_s = time.monotonic()
+        async with anyio.create_task_group() as tasks, sandbox._engine.starts.turn():
+            tasks.start_soon(run)
+            await anyio.sleep(2)
+        assert 0.2 <= results[0].duration_s <= time.monotonic() - begun_s - 2
 
 
 async def test_a_trusted_command_works_on_any_image(settings: BackendSettings) -> None:

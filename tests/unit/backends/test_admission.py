@@ -6,7 +6,7 @@ import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
-from hermes_rl.backends.admission import Admission
+from hermes_rl.backends.admission import Admission, StartTurns
 
 SETTLE = 10
 """Turns of the loop after which nothing moves by itself."""
@@ -99,4 +99,29 @@ async def test_a_cancelled_removal_lets_starts_go_on() -> None:
 async def test_one_task_may_remove_two_at_once() -> None:
     admission = Admission(starting=1, removing=2)
     async with admission.removal(), admission.removal():
+        pass
+
+
+async def test_a_turn_given_back_lets_another_start() -> None:
+    starts = StartTurns(1)
+    async with starts.turn() as first:
+        with anyio.move_on_after(0) as refused:
+            async with starts.turn():
+                pass
+        assert refused.cancelled_caught
+        first.give_back()
+        async with starts.turn():
+            first.give_back()  # it has none to give back any more
+            with anyio.move_on_after(0) as refused:
+                async with starts.turn():
+                    pass
+            assert refused.cancelled_caught
+
+
+async def test_a_turn_that_fails_is_given_back() -> None:
+    starts = StartTurns(1)
+    with pytest.raises(RuntimeError):
+        async with starts.turn():
+            raise RuntimeError
+    async with starts.turn():
         pass
