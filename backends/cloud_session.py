@@ -199,7 +199,7 @@ class CloudSession:
             if judge(record.labels, seen_from=self._owner, now_s=now_s) != "keep"
         ]
         await self._remove_all({*doomed, *self._left})
-        return doomed
+        return [id for id in doomed if id not in self._left]
 
     async def _sweep_regularly(self) -> None:
         while True:

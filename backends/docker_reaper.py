@@ -95,7 +95,7 @@ class Reaper:
         """
         doomed = [record.id for record in await self.records() if record.verdict != "keep"]
         await self._remove_all({*doomed, *self._left})
-        return doomed
+        return [id for id in doomed if id not in self._left]
 
     async def remove_run(self, run_id: str) -> None:
         """Remove whatever is left of one run, in every state.

@@ -221,6 +221,20 @@ async def test_a_removal_that_is_refused_is_made_up_for(cloud: Cloud) -> None:
         assert server.lives.alive == []
 
 
+async def test_a_sweep_names_only_what_it_removed(cloud: Cloud) -> None:
+    async with cloud.serving() as server:
+        with server.environment() as variables:
+            engine = killed_engine(cloud.name, leases_s=[7200], environment=variables)
+        async with engine:
+            unavailable = next(r for r in cloud.refused if r.error is BackendUnavailable)
+            server.faults.add(cloud.calls[2], Fault(refusal=unavailable.answer), times=100)
+            async with cloud.backend("next-run") as backend:
+                assert await backend.sweep() == []
+                assert len(server.lives.alive) == 1
+                server.faults.clear()
+        assert server.lives.alive == []
+
+
 async def test_a_killed_engine_leaves_nothing_past_its_lease_nor_past_a_sweep(
     cloud: Cloud,
 ) -> None:

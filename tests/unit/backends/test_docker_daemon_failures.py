@@ -20,7 +20,7 @@ from hermes_rl.backends.docker_errors import TIMED_OUT, UNREACHABLE, EngineFailu
 from hermes_rl.backends.docker_fate import FateWatch
 from hermes_rl.backends.docker_images import ImageStore
 from hermes_rl.backends.docker_reaper import Reaper
-from hermes_rl.backends.ownership import Owner
+from hermes_rl.backends.ownership import Owner, labels_for
 from hermes_rl.errors import BackendUnavailable, ImageBuildFailed, ImageNotFound, RateLimited
 from hermes_rl.sandbox import SandboxSpec
 
@@ -142,6 +142,27 @@ async def test_what_could_not_be_removed_is_tried_again_by_the_next_sweep(tmp_pa
         assert await reaper.sweep() == []
         assert await reaper.sweep() == []
     assert deleted == [500, 204]
+
+
+async def test_a_sweep_names_only_what_it_removed(tmp_path: Path) -> None:
+    labels = labels_for("r", owner=Owner.current(), now_s=0, lease_s=1, extra={})
+    entries = [
+        {"Id": name * 12, "Image": "i", "State": "created", "Labels": labels} for name in "ab"
+    ]
+    is_busy = True
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        if request.method == "GET":
+            return web.json_response(entries)
+        if is_busy and request.path.endswith("a" * 12):
+            return _refusal(500, "driver failed to remove root filesystem: device or resource busy")
+        return web.Response(status=204)
+
+    async with _daemon(tmp_path, handler) as engine:
+        reaper = Reaper(engine, Admission(starting=1, removing=1), Owner.current())
+        assert await reaper.sweep() == ["b" * 12]
+        is_busy = False
+        assert await reaper.sweep() == ["a" * 12, "b" * 12]
 
 
 # Pulling and building
