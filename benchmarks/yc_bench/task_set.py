@@ -57,10 +57,11 @@ set -e
 cd {folder}
 printf %s {preset} > preset
 chmod +x bin/yc-bench
+python3 unpack.py site.tar.gz site
 export PYTHONPATH="$PWD/site" YC_BENCH_EXPERIMENT={preset}
 export DATABASE_URL="sqlite:///$PWD/company.db"
 python3 bootstrap.py {preset} {seed}
-rm bootstrap.py
+rm bootstrap.py unpack.py site.tar.gz
 """
 
 
@@ -138,10 +139,11 @@ class Game:
             )
         package = await load_package(python=python)
         await ctx.terminal(f"mkdir -p {FOLDER}/bin")
-        await ctx.sandbox.upload(package.path, f"{FOLDER}/site")
+        await ctx.sandbox.upload(package.archive, f"{FOLDER}/site.tar.gz")
         source = files("hermes_rl.benchmarks.yc_bench.in_sandbox")
         for name, target in (
             ("bootstrap.py", "bootstrap.py"),
+            ("unpack.py", "unpack.py"),
             ("worker.py", "worker.py"),
             ("yc_bench_command.py", "bin/yc-bench"),
         ):

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,19 @@ async def test_doing_nothing_is_no_survival() -> None:
     (result,) = await run(nop_model(), await games(["fast_test"]))
     assert evidence(result)["outcome"] == "incomplete"
     assert result.score < 0.1
+
+
+async def test_what_is_sent_to_a_sandbox_is_packed_once_and_holds_no_compiled_files() -> None:
+    (first,), (second,) = await games(["fast_test"]), await games(["fast_test"], [2])
+    archive = first.package.archive
+    assert (archive, archive.stat().st_size < 16 << 20) == (second.package.archive, True)
+    made = archive.stat().st_mtime_ns
+    with tarfile.open(archive) as tar:
+        names = tar.getnames()
+    assert "./yc_bench/cli/__init__.py" in names
+    assert not [name for name in names if "__pycache__" in name]
+    await games(["fast_test"])
+    assert archive.stat().st_mtime_ns == made
 
 
 async def test_worlds_differ_between_seeds_and_presets() -> None:
