@@ -38,6 +38,7 @@ from anyio.abc import TaskGroup, TaskStatus
 
 from hermes_rl.config import AgentFields, ServerConfig
 from hermes_rl.conversation import Clock
+from hermes_rl.engine_arguments import check_arguments, check_event_loop
 from hermes_rl.errors import ConfigError, EngineClosed, UnknownName
 from hermes_rl.foreign_backend import connected
 from hermes_rl.legacy.catalog import catalog_of
@@ -82,6 +83,9 @@ class RolloutEngine:
         artifacts: Says in which directory a rollout (task id, attempt) may leave files; None =
             rollouts keep none.
 
+    Raises:
+        ConfigError: An argument is of the wrong kind, or there is not one of servers and model.
+
     Attributes:
         run_id: Labels every sandbox of this engine.
     """
@@ -97,8 +101,7 @@ class RolloutEngine:
         retry_delay_s: float = 1.0,
         artifacts: Callable[[str, int], Path] | None = None,
     ) -> None:
-        if (model is None) == (not servers):
-            raise ConfigError("Give the engine either servers or a model.")
+        check_arguments(config, servers, model, backend)
         self.run_id = uuid.uuid4().hex[:12]
         self._config = config
         self._servers = tuple(servers or ())
@@ -127,10 +130,12 @@ class RolloutEngine:
         Raises:
             BackendUnavailable: What is behind the backend cannot be reached.
             SandboxError: The backend broke; names it.
-            ConfigError: A name is unknown, an extra is missing, or the engine was entered before.
+            ConfigError: A name is unknown, an extra is missing, the engine was entered before, or
+                this event loop is not asyncio's.
         """
         if self._group is not None:
             raise ConfigError("An engine can be entered only once; make a new one.")
+        check_event_loop()
         self._group = anyio.create_task_group()
         await self._group.__aenter__()
         try:

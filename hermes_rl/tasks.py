@@ -113,7 +113,11 @@ class Task(Protocol):
 
 
 class TaskSet(Protocol):
-    """A named collection of tasks."""
+    """A named collection of tasks.
+
+    ``async def doctor(self)`` that returns :class:`~hermes_rl.sandbox.Check` objects, if there is
+    one, says what the tasks need on this machine and changes nothing; see ``hermes_rl doctor``.
+    """
 
     @property
     def name(self) -> str:
@@ -168,7 +172,7 @@ def describe(task: Task) -> TaskDescription:
     ``agent_user``, ``sync_reward``, ``setup``, ``compact``.
 
     Raises:
-        TaskError: ``id`` or ``prompt`` is empty or of the wrong type.
+        TaskError: ``id`` or ``prompt`` is empty or of the wrong type, or there is no ``reward``.
     """
     lacking = [name for name in ("id", "prompt") if not hasattr(task, name)]
     if lacking:
@@ -178,6 +182,8 @@ def describe(task: Task) -> TaskDescription:
         raise TaskError(f"{task!r} needs an 'id': a non-empty string, unique in its task set.")
     if not prompt:
         raise TaskError(f"Task {task.id!r} has no prompt.")
+    if not callable(getattr(task, "reward", None)):
+        raise TaskError(f"Task {task.id!r} has no reward: 'async def reward(self, result, ctx)'.")
     if not isinstance(prompt, Sequence):
         raise TaskError(f"Task {task.id!r}: {_PROMPT}")
     messages: tuple[Message, ...] = (

@@ -67,11 +67,23 @@ class _Task:
     id = "t"
     prompt = "do it"
 
+    def reward(self, *_: object) -> float:
+        return 1.0
+
 
 def test_describe_fills_defaults_of_optional_attributes() -> None:
     description = describe(_Task())  # type: ignore[arg-type]
     assert description.messages == ({"role": "user", "content": "do it"},)
     assert description.solution is None
+
+
+def test_a_task_without_a_reward_is_refused_before_anything_is_spent() -> None:
+    class NoReward:
+        id = "t"
+        prompt = "do it"
+
+    with pytest.raises(errors.TaskError, match="'t' has no reward: 'async def reward"):
+        describe(NoReward())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("value", [float("nan"), "1", None, True])
