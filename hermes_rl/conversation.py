@@ -166,6 +166,9 @@ class Conversation:
         waited_s = deadline.waited_s
         try:
             completion = await session.complete(self._shown)
+            if not isinstance(completion, Completion):
+                kind = type(completion).__name__
+                raise ModelProtocolError(f"The model session returned a {kind}, no Completion.")
             # A session may know better than what it said while it waited, or not have said it.
             deadline.note(max(0.0, completion.timings.waiting_s - (deadline.waited_s - waited_s)))
         finally:

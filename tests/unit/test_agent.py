@@ -354,6 +354,13 @@ async def test_a_model_object_that_breaks_is_no_cancellation() -> None:
     assert f"KeyError: 'choices' ({__file__}" in (loop.result.error or "")
 
 
+async def test_a_session_that_returns_no_completion_is_named() -> None:
+    loop = HermesAgentLoop(ScriptedModel(lambda *_: {"role": "assistant"}), (), ())  # type: ignore[arg-type, return-value]
+    result = await run(loop)
+    assert result.stop_reason is StopReason.MODEL_ERROR
+    assert result.error == "The model session returned a dict, no Completion."
+
+
 async def test_cancelling_raises_and_leaves_a_complete_partial_result() -> None:
     async def hang(_: JSONObject) -> str:
         await anyio.sleep_forever()
