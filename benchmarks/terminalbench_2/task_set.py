@@ -25,7 +25,8 @@ from hermes_rl.benchmarks.task_directory import holds_tasks, load_tasks
 from hermes_rl.benchmarks.task_rows import COLUMNS, RowDefaults, tasks_of_rows
 from hermes_rl.benchmarks.terminal_task import TerminalTask
 from hermes_rl.config import EnvConfig
-from hermes_rl.envs.dataset import load_rows, require_columns
+from hermes_rl.envs.dataset import examine_data_set, load_rows, require_columns
+from hermes_rl.sandbox import Check
 from hermes_rl.tasks import MalformedTasks
 
 __all__ = ["TerminalBench2"]
@@ -91,6 +92,10 @@ class TerminalBench2:
     def version(self) -> str | None:
         """Edition and a digest of all loaded tasks; None before :meth:`load`."""
         return self._version
+
+    async def doctor(self) -> Sequence[Check]:
+        """Check what loading the tasks needs; changes nothing."""
+        return [examine_data_set(self._source)]
 
     async def load(self) -> Sequence[TerminalTask]:
         """Load the tasks, off the event loop.

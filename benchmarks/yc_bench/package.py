@@ -10,6 +10,7 @@ that directory, made once as well and without compiled files: 9 MB in the place 
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import logging
 import os
 import platform
@@ -27,9 +28,10 @@ import orjson
 
 from hermes_rl.cache_directory import cache_directory
 from hermes_rl.errors import TaskError
+from hermes_rl.sandbox import Check
 from hermes_rl.types import JSONObject
 
-__all__ = ["VERSION", "WHEEL_SHA256", "YCPackage", "load_package"]
+__all__ = ["VERSION", "WHEEL_SHA256", "YCPackage", "examine_package", "load_package"]
 
 VERSION = "0.1.0"
 WHEEL_SHA256 = "732fa212580e36661f15b4d7f76ef0337c23047ac3cfd75f6e224fbc7419d81a"
@@ -116,9 +118,24 @@ def _load(cache: Path, python: str) -> YCPackage:
     return YCPackage(archive, tuple(facts["domains"]), tuple(facts["commands"]), facts["presets"])
 
 
-def _installed(cache: Path, python: str) -> Path:
+def examine_package() -> list[Check]:
+    """Say whether the package is there, or can be installed at first use."""
+    path = _place(cache_directory(), _HERE)
+    if path.is_dir():
+        return [Check("package", ok=True, detail=f"yc-bench {VERSION} in {path}")]
+    has_pip = importlib.util.find_spec("pip") is not None
+    detail = f"yc-bench {VERSION} will be installed at first use, from PyPI into {path}"
+    fix = f"{sys.executable} -m ensurepip"
+    return [Check("package", ok=True, detail=detail), Check("pip", has_pip, fix=fix, optional=True)]
+
+
+def _place(cache: Path, python: str) -> Path:
     key = f"{WHEEL_SHA256}\0{python}\0{platform.machine()}\0{_LIBRARIES}".encode()
-    path = cache / "yc-bench" / f"py{python}-{hashlib.sha256(key).hexdigest()[:12]}"
+    return cache / "yc-bench" / f"py{python}-{hashlib.sha256(key).hexdigest()[:12]}"
+
+
+def _installed(cache: Path, python: str) -> Path:
+    path = _place(cache, python)
     if not path.is_dir():
         _log.warning("Installing yc-bench %s into %s (once per host).", VERSION, path)
         _install(path, python)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import anyio.to_thread
 
-from hermes_rl.benchmarks.yc_bench.package import YCPackage, load_package
+from hermes_rl.benchmarks.yc_bench.package import YCPackage, examine_package, load_package
 from hermes_rl.benchmarks.yc_bench.prompt import OPENING, system_prompt
 from hermes_rl.benchmarks.yc_bench.score import (
     Books,
@@ -31,6 +31,7 @@ from hermes_rl.benchmarks.yc_bench.settings import (
     YCBenchConfig,
 )
 from hermes_rl.errors import RewardUnreadable, TaskError, UnknownName
+from hermes_rl.sandbox import Check
 from hermes_rl.tamper import FLAG
 from hermes_rl.tasks import Deadlines
 from hermes_rl.types import AgentResult, Message, Reward
@@ -52,6 +53,7 @@ DEADLINES = Deadlines(setup_s=300, agent_s=4 * 3600, reward_s=120)
 _NOTE = "earlier turns are not shown any more. Your notes: yc-bench scratchpad read)"
 _reading = anyio.CapacityLimiter(4)
 
+_SAY_VERSION = 'import sys; print("%d.%d" % sys.version_info[:2])'
 _PREPARE = """\
 set -e
 cd {folder}
@@ -126,9 +128,7 @@ class Game:
 
     async def setup(self, ctx: ToolContext) -> None:
         """Put the package into the sandbox and make the company."""
-        found = await ctx.terminal(
-            "python3 -c 'import sys; print(\"%d.%d\" % sys.version_info[:2])'"
-        )
+        found = await ctx.terminal(f"python3 -c '{_SAY_VERSION}'")
         if found["exit_code"]:
             raise TaskError("yc-bench needs python3 in the sandbox; use an image that has it.")
         python = found["output"].strip()
@@ -195,6 +195,20 @@ class Game:
         return Reward(score, evidence=evidence, flags=tuple(f"{FLAG}: {doubt}" for doubt in doubts))
 
 
+async def _examine_python() -> Check:
+    """Look at what local sandboxes have; images of other backends need the same."""
+    oldest = ".".join(map(str, OLDEST_PYTHON))
+    fix = f"Install Python {oldest} or newer as python3, or use an image that has it."
+    try:
+        done = await anyio.run_process(["python3", "-c", _SAY_VERSION], check=False)
+        found = done.stdout.decode().strip()
+    except OSError:
+        found = ""
+    is_new = bool(found) and tuple(map(int, found.split("."))) >= OLDEST_PYTHON
+    detail = f"{found or 'none'}; images of other backends need {oldest} or newer as well"
+    return Check("python3 of local sandboxes", is_new, detail, fix, optional=True)
+
+
 async def _fetch(ctx: ToolContext, local: Path) -> str:
     """Copy the database to this machine; return what is in the way, "" if it is here."""
     source = files("hermes_rl.benchmarks.yc_bench.in_sandbox").joinpath("close_books.py")
@@ -241,6 +255,10 @@ class YCBench:
         from hermes_rl.benchmarks.yc_bench.package import VERSION, WHEEL_SHA256
 
         return f"{VERSION}+{WHEEL_SHA256[:12]}"
+
+    async def doctor(self) -> Sequence[Check]:
+        """Check what games need; changes nothing."""
+        return [*examine_package(), await _examine_python()]
 
     async def load(self) -> Sequence[Game]:
         """Install the package at first use and return the games.

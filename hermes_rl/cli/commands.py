@@ -20,7 +20,7 @@ from hermes_rl.config_sources import Flag, split_flags
 __all__ = ["COMMANDS", "Command", "dispatch"]
 
 COMMANDS = {
-    "doctor": "check what the sandbox backends need on this machine",
+    "doctor": "check what backends and task sets need on this machine",
     "evaluate": "run a task set and score it",
     "export": "write rollouts as fine-tuning data",
     "list": "name task sets, backends, parsers and toolsets",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -13,9 +14,10 @@ import anyio
 import anyio.to_thread
 
 from hermes_rl.errors import ConfigError, MissingExtra, TaskError
+from hermes_rl.sandbox import Check
 from hermes_rl.tasks import MalformedTask, MalformedTasks, Task
 
-__all__ = ["load_rows", "require_columns", "tasks_of"]
+__all__ = ["examine_data_set", "load_rows", "require_columns", "tasks_of"]
 
 T = TypeVar("T", bound=Task)
 Row = Mapping[str, Any]
@@ -27,6 +29,17 @@ _HUB_HINT = (
 )
 _loading = anyio.CapacityLimiter(1)
 """One data set at a time: loading fills memory and the disk cache."""
+
+
+def examine_data_set(name: str) -> Check:
+    """Say whether a data set could be loaded here; asks nobody."""
+    try:
+        detail = f"{name}, loaded with datasets {version('datasets')}"
+        return Check("data set", ok=True, detail=detail)
+    except PackageNotFoundError:
+        fix = "pip install 'hermes_rl[datasets]'"
+        detail = f"{name} needs the package datasets"
+        return Check("data set", ok=False, detail=detail, fix=fix, optional=True)
 
 
 async def load_rows(

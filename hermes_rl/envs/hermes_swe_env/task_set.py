@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from hermes_rl.config import AFFECTS_SCORE, ConfigModel, EnvConfig
-from hermes_rl.envs.dataset import load_rows, require_columns, tasks_of
+from hermes_rl.envs.dataset import examine_data_set, load_rows, require_columns, tasks_of
 from hermes_rl.envs.hermes_swe_env.languages import (
     LANGUAGES,
     HiddenTest,
@@ -30,6 +30,7 @@ from hermes_rl.envs.hermes_swe_env.languages import (
     language_of,
 )
 from hermes_rl.errors import ConfigError, RewardError, TaskError, Unsupported
+from hermes_rl.sandbox import Check
 from hermes_rl.tasks import Deadlines, Solution
 from hermes_rl.types import AgentResult, Reward
 
@@ -251,6 +252,10 @@ class HermesSwe:
         self._split = dataset_split or ("test" if self._is_default else "train")
         self._prompt_field = prompt_field
         self._language = LANGUAGES[language]
+
+    async def doctor(self) -> Sequence[Check]:
+        """Check what loading the tasks needs; changes nothing."""
+        return [examine_data_set(self._dataset)]
 
     async def load(self) -> Sequence[SweTask]:
         """Load the rows.

@@ -40,7 +40,7 @@ def test_options_are_one_backends() -> None:
     flags = split_flags(["--env.backend_options", '{"hosts": "a"}'])[1]
     for names in ([], ["ssh", "docker"]):
         with pytest.raises(ConfigError, match="name it"):
-            doctor.run(argparse.Namespace(backend=names), flags)
+            doctor.run(argparse.Namespace(name=names), flags)
 
 
 def test_a_wrong_option_is_the_backends_error() -> None:

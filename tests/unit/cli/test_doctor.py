@@ -1,4 +1,4 @@
-"""``hermes_rl doctor`` without names: what was never set up is told, and is no fault."""
+"""``hermes_rl doctor``: what is missing, and what of it is a fault."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-VARIABLES = ("TERMINAL_SSH_HOST", "MODAL_TOKEN_ID", "MODAL_TOKEN_SECRET", "DAYTONA_API_KEY")
+VARIABLES = (
+    *("TERMINAL_SSH_HOST", "MODAL_TOKEN_ID", "MODAL_TOKEN_SECRET", "DAYTONA_API_KEY"),
+    "XDG_CACHE_HOME",
+)
 
 
 def doctor(*names: str, folder: Path) -> tuple[int, dict[str, list[str]]]:
@@ -65,3 +68,20 @@ def test_keys_of_dotenv_are_seen(tmp_path: Path) -> None:
     (tmp_path / ".env").write_text("TERMINAL_SSH_HOST=127.0.0.1:1\n")
     _, backends = doctor("ssh", folder=tmp_path)
     assert "127.0.0.1:1" in backends["ssh"][0]
+
+
+def test_task_sets_say_what_they_need_and_nothing_is_installed_for_it(tmp_path: Path) -> None:
+    code, told = doctor("yc-bench", "tblite", "extras", folder=tmp_path)
+    assert list(told) == ["yc-bench", "tblite", "extras"]
+    assert "will be installed at first use" in told["yc-bench"][0]
+    assert any("python3 of local sandboxes: 3." in line for line in told["yc-bench"])
+    assert any("NousResearch/openthoughts-tblite" in line for line in told["tblite"])
+    assert any(line.startswith("ok") and "atroposlib" in line for line in told["extras"])
+    assert not list(tmp_path.iterdir())
+    failed = any(line.startswith("FAIL") for lines in told.values() for line in lines)
+    assert code == int(failed)
+
+
+def test_without_names_task_sets_and_extras_are_looked_at_too(tmp_path: Path) -> None:
+    _, told = doctor(folder=tmp_path)
+    assert {"yc-bench", "terminal-bench-2", "tblite", "hermes-swe", "extras"} <= told.keys()
