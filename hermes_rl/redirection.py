@@ -6,12 +6,14 @@ Container engines mount both files, so they are not among ``Sandbox.changes()``.
 
 A flag is: a package server's name in ``/etc/hosts``; a loopback name server in
 ``/etc/resolv.conf``, unless it is the engine's own or there is no network anyway (engines leave
-those out when they copy the host's file into a sandbox with a network); files that could not be
-looked at.
+those out when they copy the host's file into a sandbox with a network); no name server there,
+because resolvers then ask the machine they run on (tried with glibc; engines put in one of their
+own choice where the host has none); files that could not be looked at.
 """
 
 from __future__ import annotations
 
+import re
 import secrets
 import socket
 from collections.abc import Iterator
@@ -32,6 +34,8 @@ _SERVER_NAMES = """
     pypa.io pypi.org pythonhosted.org rubygems.org rust-lang.org rustup.rs ubuntu.com yarnpkg.com
 """
 _SERVERS = frozenset(_SERVER_NAMES.split())
+_SERVER = re.compile(r"nameserver[ \t]+([^ \t\0]+)")
+"""At the beginning of a line; whatever follows the address is ignored."""
 _ENGINES_NAME_SERVER = "127.0.0.11"
 _LOOK = """
 set -e
@@ -73,7 +77,7 @@ async def redirection_flags(sandbox: Sandbox) -> tuple[str, ...]:
 
 
 def _redirected(hosts: str) -> Iterator[str]:
-    for line in hosts.splitlines():
+    for line in hosts.split("\n"):
         names = line.partition("#")[0].lower().split()[1:]
         if any(_is_package_server(name.rstrip(".")) for name in names):
             yield line.strip()[:MAX_SHOWN]
@@ -85,10 +89,17 @@ def _is_package_server(name: str) -> bool:
 
 
 def _own_servers(resolver: str) -> Iterator[str]:
-    for line in resolver.splitlines():
-        words = line.split()
-        if len(words) > 1 and words[0] == "nameserver" and _is_loopback(words[1]):
+    """Find what makes the sandbox its own name server, reading lines as resolvers do."""
+    asked = 0
+    for line in resolver.split("\n"):
+        found = _SERVER.match(line)
+        if found is None:
+            continue
+        if _is_loopback(found[1]):
             yield line.strip()[:MAX_SHOWN]
+        asked += _parsed(found[1].partition("%")[0]) is not None
+    if not asked:
+        yield "no name server: this sandbox is asked"
 
 
 def _is_loopback(address: str) -> bool:
@@ -104,7 +115,7 @@ def _parsed(address: str) -> IPv4Address | IPv6Address | None:
     """Read an address as resolvers do, which also know ``127.1`` and ``0177.0.0.1``."""
     try:
         return IPv4Address(socket.inet_aton(address))
-    except OSError:
+    except (OSError, ValueError):
         pass
     try:
         parsed = ip_address(address)

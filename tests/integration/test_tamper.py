@@ -185,6 +185,9 @@ async def test_names_that_lead_elsewhere_are_flags_and_a_new_sandboxs_own_are_no
                 "tamper_suspect: /etc/hosts (127.0.0.1 pypi.org)"
             ]
             assert bool(own) is (network == "public")
+            await do(sandbox, [": > /etc/resolv.conf"])
+            empty = [flag for flag in await redirection_flags(sandbox) if "name server" in flag]
+            assert bool(empty) is (network == "public")
 
 
 async def test_a_daemon_that_never_lists_the_changes_costs_a_flag_and_not_the_reward(

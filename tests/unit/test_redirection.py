@@ -35,7 +35,10 @@ def sandbox_that(answer: Callable[[str | Sequence[str]], ExecResult]) -> FakeSan
     return sandbox
 
 
-def sandbox_with(hosts: str, resolver: str = "", routes: str = ROUTED) -> FakeSandbox:
+SERVER = "nameserver 8.8.8.8\n"
+
+
+def sandbox_with(hosts: str, resolver: str = SERVER, routes: str = ROUTED) -> FakeSandbox:
     """A sandbox that answers as cat would."""
 
     def answer(command: str | Sequence[str]) -> ExecResult:
@@ -45,7 +48,9 @@ def sandbox_with(hosts: str, resolver: str = "", routes: str = ROUTED) -> FakeSa
     return sandbox_that(answer)
 
 
-async def flags_of(hosts: str = HOSTS, resolver: str = "", routes: str = ROUTED) -> Sequence[str]:
+async def flags_of(
+    hosts: str = HOSTS, resolver: str = SERVER, routes: str = ROUTED
+) -> Sequence[str]:
     return await redirection_flags(sandbox_with(hosts, resolver, routes))
 
 
@@ -57,6 +62,8 @@ async def flags_of(hosts: str = HOSTS, resolver: str = "", routes: str = ROUTED)
         "::1 deb.debian.org",
         "127.0.0.1 PyPI.org.",
         "127.0.0.1 raw.githubusercontent.com # a comment",
+        "127.0.0.1\rpypi.org",
+        "127.0.0.1\vpypi.org",
     ],
 )
 async def test_a_package_servers_name_is_a_flag(line: str) -> None:
@@ -98,12 +105,35 @@ async def test_other_names_are_none(line: str) -> None:
         ("nameserver 127.x\n", True),
         ("nameserver fe80::1%eth0\n", False),
         ("nameserver ::ffff:8.8.8.8\n", False),
-        ("nameserver example.com\n", False),
-        ("# nameserver 127.0.0.1\n", False),
+        ("nameserver\t8.8.8.8 # ours\n", False),
+        (f"# nameserver 127.0.0.1\n{SERVER}", False),
+        (f" nameserver 127.0.0.1\n{SERVER}", False),
+        (f"nameserver 127.0.0.1\0\n{SERVER}", True),
     ],
 )
 async def test_a_loopback_name_server_is_a_flag(resolver: str, flagged: bool) -> None:
     assert bool(await flags_of(resolver=resolver)) is flagged
+    assert await flags_of(resolver=resolver, routes=UNROUTED) == ()
+
+
+@pytest.mark.parametrize(
+    "resolver",
+    [
+        "",
+        "search example.com\n",
+        "# nameserver 8.8.8.8\n",
+        " nameserver 8.8.8.8\n",
+        "x\rnameserver 8.8.8.8\n",
+        "nameserver\n",
+        "nameserver8.8.8.8\n",
+        "nameserver example.com\n",
+        "nameserver 8.8.8.8x\n",
+        "nameserver \0 8.8.8.8\n",
+    ],
+)
+async def test_no_name_server_is_a_flag_because_the_sandbox_itself_is_asked(resolver: str) -> None:
+    (flag,) = await flags_of(resolver=resolver)
+    assert flag == "tamper_suspect: /etc/resolv.conf (no name server: this sandbox is asked)"
     assert await flags_of(resolver=resolver, routes=UNROUTED) == ()
 
 
