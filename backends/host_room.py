@@ -6,9 +6,9 @@ import errno
 
 from hermes_rl.errors import BackendUnavailable, Capacity, SandboxError
 
-__all__ = ["cannot_start"]
+__all__ = ["cannot_start", "fix_for"]
 
-_DISK = "free some, or point TMPDIR at a larger disk"
+_DISK = "make room on the disk (TMPDIR may name another)"
 _PROCESSES = "raise the limit on processes (ulimit -u, or pids.max of the cgroup)"
 _FIXES = {
     errno.EMFILE: "raise the limit on open files (ulimit -n)",
@@ -20,9 +20,14 @@ _FIXES = {
 }
 
 
+def fix_for(error: OSError) -> str | None:
+    """Return what helps against an error of the operating system; None if that is not known."""
+    return _FIXES.get(error.errno or 0)
+
+
 def cannot_start(error: OSError, *, backend: str, sandbox_id: str | None = None) -> SandboxError:
     """Return the error for a sandbox that the operating system did not let us start."""
-    fix = _FIXES.get(error.errno or 0)
+    fix = fix_for(error)
     if fix is None:
         return BackendUnavailable(
             f"A sandbox cannot be started: {error}.", backend=backend, sandbox_id=sandbox_id

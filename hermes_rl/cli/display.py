@@ -8,10 +8,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Literal, Protocol, TextIO
+from typing import Literal, Protocol, TextIO, cast
 
 import anyio
 
+from hermes_rl.cli.standard_streams import LossyStream
 from hermes_rl.evaluation import Progress
 
 __all__ = ["Display", "DisplayChoice", "duration_text", "make_display", "progress_text"]
@@ -47,7 +48,7 @@ class Display(Protocol):
 
 def make_display(choice: DisplayChoice, stream: TextIO | None = None) -> Display:
     """Return the display asked for; ``auto`` is live on a terminal and plain elsewhere."""
-    stream = stream or sys.stderr
+    stream = cast(TextIO, LossyStream(stream or sys.stderr))
     if choice == "none":
         return _NoDisplay(stream)
     if choice == "rich" or (choice == "auto" and stream.isatty()):

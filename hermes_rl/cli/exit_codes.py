@@ -8,12 +8,18 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 
+from hermes_rl.backends.host_room import fix_for
 from hermes_rl.cli.importing import STOPPED
 from hermes_rl.cli.plain import printable
 from hermes_rl.errors import ConfigError, HermesRLError, RunLogError, TaskError
 
 __all__ = ["EXIT_CODE_HELP", "ExitCode", "exit_code_after", "exit_code_of"]
+
+
+NO_MORE_THREADS = "can't start new thread"
+"""Python's own words for it."""
 
 
 class ExitCode(enum.IntEnum):
@@ -49,23 +55,69 @@ def exit_code_of(error: HermesRLError) -> ExitCode:
 def exit_code_after(work: Callable[[], int]) -> int:
     """Return the exit code of ``work``, or of what it raised, which is shown as a user needs it."""
     try:
-        return work()
+        code = work()
+        sys.stdout.flush()  # else the interpreter finds at its exit what is wrong with it
+        return code
     except HermesRLError as error:
-        print(f"hermes_rl: {printable(str(error))}", file=sys.stderr)
+        _complain(f"hermes_rl: {printable(str(error))}")
         return exit_code_of(error)
-    except BrokenPipeError:
-        # The reader went away; the interpreter's own flush at exit must not complain again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
     except (Exception, KeyboardInterrupt, BaseExceptionGroup) as error:
         if _is_interrupt(error):
-            print(STOPPED, file=sys.stderr)
+            _complain(STOPPED)
             return 128 + signal.SIGINT
         if not isinstance(error, Exception):
             raise
-        traceback.print_exc()
-        print("hermes_rl: this is a bug; please report the lines above.", file=sys.stderr)
-        return ExitCode.BUG
+        return _exit_code_of_other(error)
+
+
+def _exit_code_of_other(error: Exception) -> int:
+    """Return the exit code after what is none of ours: often the machine's, else a bug."""
+    causes = _leaves(error)
+    if all(isinstance(cause, BrokenPipeError) for cause in causes):
+        _silence()
+        return 128 + signal.SIGPIPE
+    if all(map(_is_of_the_machine, causes)):
+        _complain(f"hermes_rl: {_machine_text(causes[0])}")
+        return ExitCode.STOPPED
+    _complain("".join(traceback.format_exception(error)).rstrip())
+    _complain("hermes_rl: this is a bug; please report the lines above.")
+    return ExitCode.BUG
+
+
+def _leaves(error: Exception) -> list[Exception]:
+    """Return what came out of task groups, flat."""
+    if not isinstance(error, ExceptionGroup):
+        return [error]
+    return [leaf for each in error.exceptions for leaf in _leaves(each)]
+
+
+def _silence() -> None:
+    """The reader went away; the interpreter's own flush at exit must not complain again."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(null, stream.fileno())
+
+
+def _is_of_the_machine(error: Exception) -> bool:
+    is_threads = isinstance(error, RuntimeError) and str(error) == NO_MORE_THREADS
+    return is_threads or (isinstance(error, OSError) and fix_for(error) is not None)
+
+
+def _machine_text(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return f"The machine refused: {error}. To go on, {fix_for(error)}."
+    return (
+        "This machine allows no more threads: raise the limit on processes (ulimit -u, or pids.max "
+        "of the cgroup)."
+    )
+
+
+def _complain(text: str) -> None:
+    with suppress(OSError):  # nobody is there to be told; the exit code says it
+        print(text, file=sys.stderr, flush=True)
 
 
 def _is_interrupt(error: BaseException) -> bool:
