@@ -37,6 +37,7 @@ import orjson
 
 from hermes_rl.backends.elf import dynamic_loader, loadable_part
 from hermes_rl.errors import BackendUnavailable
+from hermes_rl.loop_limiter import LoopLimiter
 
 __all__ = [
     "GUESTS",
@@ -77,7 +78,7 @@ _OWN_IMPORTS = (
     *("binascii", "traceback"),
 )
 """What the interpreter may import on its own account at run time, and what starts an outpost."""
-_BUILDERS = anyio.CapacityLimiter(1)
+_BUILDERS = LoopLimiter(1)
 
 _PROBE = """
 import os, sys

@@ -27,6 +27,7 @@ from hermes_rl.backends.runtime import MANIFEST, Runtime, RuntimeImpossible, ens
 from hermes_rl.backends.shared_work import SharedWork
 from hermes_rl.backends.shipment_script import SCRIPT, TOOLS
 from hermes_rl.errors import BackendUnavailable, CreateError, SandboxError
+from hermes_rl.loop_limiter import LoopLimiter
 
 __all__ = [
     "NO_TERMINAL_EXIT_CODE",
@@ -55,7 +56,7 @@ try:
 except OSError:
     sys.exit(9)
 """
-_THREADS = anyio.CapacityLimiter(1)
+_THREADS = LoopLimiter(1)
 _REFUSALS = {
     "tools": "the shell there lacks programs to unpack it with (coreutils has them): {rest}",
     "machine": "the processor there is {rest}, and it runs on {machine} like this one only",

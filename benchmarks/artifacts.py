@@ -14,6 +14,7 @@ import anyio.to_thread
 
 from hermes_rl.benchmarks.verifier_run import root_of
 from hermes_rl.errors import FileError, UnsafeArchive
+from hermes_rl.loop_limiter import LoopLimiter
 from hermes_rl.sandbox import Sandbox
 from hermes_rl.types import JSONObject
 
@@ -21,7 +22,7 @@ __all__ = ["Artifact", "save_artifacts"]
 
 MAX_ARTIFACT_BYTES = 256 << 20
 """Of one path; what is larger is left behind, and the evidence says so."""
-_removing = anyio.CapacityLimiter(1)
+_removing = LoopLimiter(1)
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)

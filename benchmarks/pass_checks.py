@@ -23,6 +23,7 @@ from hermes_rl.benchmarks.verifier_run import (
     trusts,
 )
 from hermes_rl.errors import FileError, SandboxFileNotFound
+from hermes_rl.loop_limiter import LoopLimiter
 from hermes_rl.sandbox import Sandbox
 from hermes_rl.tamper import FLAG
 
@@ -34,7 +35,7 @@ verifier, and must do so much more often."""
 MAX_FILES_COMPARED = 64
 MAX_COMPARED_BYTES = 1 << 20
 """Larger test files are data; a changed test is a changed script."""
-_reading = anyio.CapacityLimiter(1)
+_reading = LoopLimiter(1)
 
 
 async def pass_flags(run: VerifierRun, tests: Path, sandbox: Sandbox) -> tuple[str, ...]:

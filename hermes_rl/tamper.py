@@ -36,6 +36,7 @@ import anyio.lowlevel
 import anyio.to_thread
 
 from hermes_rl.errors import FileError
+from hermes_rl.loop_limiter import LoopLimiter
 from hermes_rl.sandbox import UNFINISHED_SEARCH, Capability, Change, Sandbox
 
 __all__ = ["FLAG", "SUSPECTS", "tamper_flags"]
@@ -104,7 +105,7 @@ SUSPECTS = (
 """Matches every path that could be a flag, and others; for ``Sandbox.changes()``. It looks at the
 last name only, without a way back: an agent chooses the paths. The name of ``_PATH_SCRIPTS`` is a
 tool's."""
-_hashing = anyio.CapacityLimiter(2)
+_hashing = LoopLimiter(2)
 """Programs are some megabytes; hashing frees the interpreter meanwhile."""
 
 

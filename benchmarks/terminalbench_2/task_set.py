@@ -26,13 +26,14 @@ from hermes_rl.benchmarks.task_rows import COLUMNS, RowDefaults, tasks_of_rows
 from hermes_rl.benchmarks.terminal_task import TerminalTask
 from hermes_rl.config import EnvConfig
 from hermes_rl.envs.dataset import examine_data_set, load_rows, require_columns
+from hermes_rl.loop_limiter import LoopLimiter
 from hermes_rl.sandbox import Check
 from hermes_rl.tasks import MalformedTasks
 
 __all__ = ["TerminalBench2"]
 
 _NO_KVM = "it boots a virtual machine, which needs KVM."
-_loading = anyio.CapacityLimiter(1)
+_loading = LoopLimiter(1)
 """Unpacking a hundred archives is disk work; more threads would not make it faster."""
 
 

@@ -28,6 +28,7 @@ import orjson
 
 from hermes_rl.cache_directory import cache_directory
 from hermes_rl.errors import TaskError
+from hermes_rl.loop_limiter import LoopLimiter
 from hermes_rl.sandbox import Check
 from hermes_rl.types import JSONObject
 
@@ -39,7 +40,7 @@ WHEEL_SHA256 = "732fa212580e36661f15b4d7f76ef0337c23047ac3cfd75f6e224fbc7419d81a
 _LIBRARIES = ("typer>=0.12,<1", "sqlalchemy>=2,<3", "pydantic>=2,<3", "python-dotenv>=1,<2")
 _HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
 PIP_S = 600.0
-_installing = anyio.CapacityLimiter(1)
+_installing = LoopLimiter(1)
 _log = logging.getLogger("hermes_rl.benchmarks")
 
 _FACTS = """

@@ -31,6 +31,7 @@ from hermes_rl.benchmarks.yc_bench.settings import (
     YCBenchConfig,
 )
 from hermes_rl.errors import RewardUnreadable, TaskError, UnknownName
+from hermes_rl.loop_limiter import LoopLimiter
 from hermes_rl.sandbox import Check
 from hermes_rl.tamper import FLAG
 from hermes_rl.tasks import Deadlines
@@ -51,7 +52,7 @@ SHOWN_TURNS, KEPT_TURNS = 60, 30
 DEADLINES = Deadlines(setup_s=300, agent_s=4 * 3600, reward_s=120)
 """A game is hundreds of turns of a slow model; the turn limit ends it, not the clock."""
 _NOTE = "earlier turns are not shown any more. Your notes: yc-bench scratchpad read)"
-_reading = anyio.CapacityLimiter(4)
+_reading = LoopLimiter(4)
 
 _SAY_VERSION = 'import sys; print("%d.%d" % sys.version_info[:2])'
 _PREPARE = """\

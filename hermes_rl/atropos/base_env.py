@@ -49,6 +49,7 @@ from hermes_rl.config import ServerConfig
 from hermes_rl.engine import RolloutEngine
 from hermes_rl.errors import ConfigError
 from hermes_rl.evaluation import OnProgress
+from hermes_rl.loop_limiter import LoopLimiter
 from hermes_rl.plan import ToolChoice, rollout_seed
 from hermes_rl.results import RolloutResult
 from hermes_rl.runlog.scores import Summary
@@ -59,7 +60,7 @@ from hermes_rl.types import JSONObject, Message
 __all__ = ["HermesAgentBaseEnv"]
 
 _log = logging.getLogger("hermes_rl.atropos")
-_loading = anyio.CapacityLimiter(1)
+_loading = LoopLimiter(1)
 """One thread loads tokenizers: it takes seconds and much of it holds the interpreter lock."""
 
 

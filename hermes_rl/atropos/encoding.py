@@ -17,6 +17,7 @@ import anyio.lowlevel
 import anyio.to_thread
 import orjson
 
+from hermes_rl.loop_limiter import LoopLimiter
 from hermes_rl.packed import Packed
 
 __all__ = ["COMPRESS_FROM_BYTES", "compress", "encode_parts"]
@@ -31,7 +32,7 @@ _LEAST_PIECE_BYTES = 64
 """What the shortest piece counts for: making it takes as long."""
 _GZIP_HEADER = 16
 """zlib's flag for the gzip format."""
-_compressing = anyio.CapacityLimiter(2)
+_compressing = LoopLimiter(2)
 """Threads that compress; more would only compete for the cores of the rollouts."""
 
 

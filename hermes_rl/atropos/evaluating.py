@@ -16,6 +16,7 @@ from hermes_rl.engine import RolloutEngine
 from hermes_rl.errors import ConfigError, TaskError
 from hermes_rl.evaluation import Evaluation, OnProgress, run_header
 from hermes_rl.evaluation_plan import check_size, check_solutions, model_label
+from hermes_rl.loop_limiter import LoopLimiter
 from hermes_rl.plan import plan_all
 from hermes_rl.runlog.exports import flat_metrics
 from hermes_rl.runlog.files import RESULTS, write_whole
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["evaluate_items", "run_directory", "write_evaluation"]
 
-_writing = anyio.CapacityLimiter(1)
+_writing = LoopLimiter(1)
 
 
 def run_directory(env: HermesAgentBaseEnv) -> Path:

@@ -21,6 +21,7 @@ import orjson
 from hermes_rl.atropos.encoding import encode_parts
 from hermes_rl.atropos.groups import split_group
 from hermes_rl.errors import RunLogError
+from hermes_rl.loop_limiter import LoopLimiter
 from hermes_rl.runlog.files import AppendFile
 from hermes_rl.types import JSONObject
 
@@ -39,7 +40,7 @@ _KEYS = (
     "distill_token_ids",
     "distill_logprobs",
 )
-_writing = anyio.CapacityLimiter(1)
+_writing = LoopLimiter(1)
 """One thread appends; lines must not mix."""
 
 

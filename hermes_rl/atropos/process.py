@@ -31,13 +31,14 @@ from hermes_rl.errors import (
     ResumeMismatch,
     RunLogError,
 )
+from hermes_rl.loop_limiter import LoopLimiter
 from hermes_rl.runlog.files import RunLock, write_whole
 from hermes_rl.types import JSONObject
 
 __all__ = ["ProcessCounters", "Processor"]
 
 _log = logging.getLogger("hermes_rl.atropos")
-_files = anyio.CapacityLimiter(1)
+_files = LoopLimiter(1)
 
 
 class ProcessCounters:

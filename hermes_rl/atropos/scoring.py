@@ -9,12 +9,13 @@ import anyio
 import anyio.to_thread
 
 from hermes_rl.atropos.groups import ForkPolicy, ScoredSequence, choose_sequence, sequences_of
+from hermes_rl.loop_limiter import LoopLimiter
 from hermes_rl.results import RolloutResult
 from hermes_rl.types import JSONObject, Message
 
 __all__ = ["Tokenizer", "approximate_tokens", "scored_sequence"]
 
-_tokenizing = anyio.CapacityLimiter(2)
+_tokenizing = LoopLimiter(2)
 """Threads that tokenise; the tokenizer's own work releases the interpreter lock."""
 _IGNORED = -100
 

@@ -17,6 +17,7 @@ import anyio
 import anyio.to_thread
 
 from hermes_rl.errors import MissingExtra
+from hermes_rl.loop_limiter import LoopLimiter
 from hermes_rl.runlog.exports import flat_metrics, samples_of
 from hermes_rl.runlog.schema import RolloutRecord
 from hermes_rl.runlog.scores import Summary
@@ -25,7 +26,7 @@ from hermes_rl.types import JSONObject, Message
 __all__ = ["Tracker", "is_wandb_usable", "log_evaluation", "open_tracker", "readable"]
 
 _log = logging.getLogger("hermes_rl.atropos")
-_wandb_thread = anyio.CapacityLimiter(1)
+_wandb_thread = LoopLimiter(1)
 """wandb's calls block and must stay in order."""
 CLOSE_S = 30.0
 """Seconds for wandb to finish writing or uploading."""

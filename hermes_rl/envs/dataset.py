@@ -14,6 +14,7 @@ import anyio
 import anyio.to_thread
 
 from hermes_rl.errors import ConfigError, MissingExtra, TaskError
+from hermes_rl.loop_limiter import LoopLimiter
 from hermes_rl.sandbox import Check
 from hermes_rl.tasks import MalformedTask, MalformedTasks, Task
 
@@ -27,7 +28,7 @@ _HUB_HINT = (
     " Without the hub, --env.dataset_name takes a file or a directory; a private data set needs "
     "HF_TOKEN."
 )
-_loading = anyio.CapacityLimiter(1)
+_loading = LoopLimiter(1)
 """One data set at a time: loading fills memory and the disk cache."""
 
 

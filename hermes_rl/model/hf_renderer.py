@@ -28,6 +28,7 @@ import anyio
 import anyio.to_thread
 
 from hermes_rl.errors import ModelRejected
+from hermes_rl.loop_limiter import LoopLimiter
 from hermes_rl.model.hf_tokenizer import MARK, ChatTokenizer, unmarked
 from hermes_rl.types import JSONObject, Message
 
@@ -43,7 +44,7 @@ SHORT_TURN_TOKENS = 2_000
 REASONING_OPENINGS = ("<think>", "[THINK]", "<seed:think>", "<longcat_think>")
 """With which generation prompts open a block that later renderings leave out."""
 
-_rendering = anyio.CapacityLimiter(2)
+_rendering = LoopLimiter(2)
 """Threads that render templates (Python) and tokenise (not Python)."""
 
 

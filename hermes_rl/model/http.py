@@ -28,6 +28,7 @@ from httpx_aiohttp import AiohttpTransport
 from pydantic import SecretStr
 
 from hermes_rl.errors import ModelError, ModelProtocolError, ModelTransient
+from hermes_rl.loop_limiter import LoopLimiter
 from hermes_rl.model.address import check_base_url
 
 __all__ = ["MAX_REPLY_BYTES", "Endpoint", "Reply", "open_endpoint"]
@@ -48,7 +49,7 @@ _HEADERS = {
     "Accept-Encoding": "gzip, deflate",
     "User-Agent": "hermes_rl",
 }
-_tls_threads = anyio.CapacityLimiter(1)
+_tls_threads = LoopLimiter(1)
 """Loading the system's certificates takes tens of milliseconds; it happens off the loop."""
 
 

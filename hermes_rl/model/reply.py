@@ -19,6 +19,7 @@ import orjson
 
 from hermes_rl.config import ServerConfig
 from hermes_rl.errors import ModelProtocolError
+from hermes_rl.loop_limiter import LoopLimiter
 from hermes_rl.model.wire import ReasoningSource
 from hermes_rl.parsers.contract import parse_turn
 from hermes_rl.types import (
@@ -43,7 +44,7 @@ __all__ = [
 
 LONG_TEXT_CHARS = 20_000
 """Longer texts are parsed off the event loop; so much of nothing but calls takes 3 ms at most."""
-_parsing = anyio.CapacityLimiter(1)
+_parsing = LoopLimiter(1)
 """One thread parses: it holds the interpreter lock all the time."""
 
 _FINISH_REASONS = {

@@ -20,6 +20,7 @@ import orjson
 
 from hermes_rl.config import ServerConfig
 from hermes_rl.errors import ConfigError, ModelNotFound, ModelProtocolError
+from hermes_rl.loop_limiter import LoopLimiter
 from hermes_rl.model.address import resolve_address
 from hermes_rl.model.failures import failure_of
 from hermes_rl.model.hf_renderer import HFRenderer
@@ -57,7 +58,7 @@ CERTAIN = -0.05
 CLAMPED = -9998.0
 """vLLM writes -9999 where it has no number."""
 
-_loading = anyio.CapacityLimiter(1)
+_loading = LoopLimiter(1)
 """One thread loads tokenizers: it takes seconds and mostly holds the interpreter lock."""
 
 

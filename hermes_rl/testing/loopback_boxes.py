@@ -24,6 +24,8 @@ import anyio.lowlevel
 import anyio.to_thread
 from anyio.abc import Process
 
+from hermes_rl.loop_limiter import LoopLimiter
+
 __all__ = [
     "Box",
     "BoxRequest",
@@ -39,7 +41,7 @@ MARKER = "HERMES_LOOPBACK_BOX"
 """Environment variable by which a box's processes are found."""
 LABEL = "hermes.loopback"
 """Label of the containers; its value is the server's."""
-_files = anyio.CapacityLimiter(4)
+_files = LoopLimiter(4)
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
