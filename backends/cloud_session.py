@@ -12,7 +12,7 @@ import copy
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import AsyncExitStack, suppress
 from typing import Any
 
@@ -27,6 +27,7 @@ from hermes_rl.backends.cloud_vendor import BOX_LABEL, CloudBox, CloudImage, Clo
 from hermes_rl.backends.creation_rate import CreationRate
 from hermes_rl.backends.outpost.start import OutpostStart, outpost_options
 from hermes_rl.backends.ownership import RUN_LABEL, Owner, judge, labels_for
+from hermes_rl.backends.regular_sweep import RegularSweep
 from hermes_rl.errors import (
     CreateError,
     HermesRLError,
@@ -51,7 +52,6 @@ LONGEST_BACKOFF_S = 60.0
 REMOVE_LIMIT_S = 20.0
 CLOSING_LIMIT_S = 60.0
 """For the sandboxes that are left at the end of a run, all together."""
-SWEEP_INTERVAL_S = 60.0
 TOUCH_INTERVAL_S = 45.0
 TOUCH_LIMIT_S = 15.0
 TOUCHES = 16
@@ -107,6 +107,7 @@ class CloudSession:
         self._owner = Owner.current()
         self._sandboxes: dict[str, CloudSandbox] = {}
         self._flights: set[_Flight] = set()
+        self._sweeps = RegularSweep(self._remove_abandoned, backend=vendor.name)
         self._left: set[str] = set()
         self._stack = AsyncExitStack()
 
@@ -129,7 +130,7 @@ class CloudSession:
                 self._vendor, cache_dir=self._settings.cache_dir, tasks=self._tasks
             )
             await self._vendor.open(self._tasks)
-            self._tasks.start_soon(self._sweep_regularly)
+            self._tasks.start_soon(self._sweeps.run)
             self._tasks.start_soon(self._keep_alive)
         except BaseException:
             await self._stack.aclose()
@@ -185,12 +186,15 @@ class CloudSession:
 
     # Sweeping
 
-    async def sweep(self) -> Sequence[str]:
-        """Remove what dead owners or passed deadlines left behind; return the ids.
+    async def sweep(self) -> list[str]:
+        """Remove what dead owners or passed deadlines left; return all that was since last asked.
 
         Raises:
             BackendUnavailable: The vendor cannot be reached.
         """
+        return await self._sweeps.now()
+
+    async def _remove_abandoned(self) -> list[str]:
         records = await self._vendor.leftovers(list(self._sandboxes))
         now_s = time.time()
         doomed = [
@@ -200,14 +204,6 @@ class CloudSession:
         ]
         await self._remove_all({*doomed, *self._left})
         return [id for id in doomed if id not in self._left]
-
-    async def _sweep_regularly(self) -> None:
-        while True:
-            try:
-                await self.sweep()
-            except SandboxError as error:
-                logger.info("%s: sweeping: %s", self._vendor.name, error)
-            await anyio.sleep(SWEEP_INTERVAL_S)
 
     # Creating
 

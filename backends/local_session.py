@@ -27,8 +27,9 @@ from hermes_rl.backends.local_directories import (
 from hermes_rl.backends.local_nursery import NurseryClient
 from hermes_rl.backends.local_sandbox import LocalSandbox
 from hermes_rl.backends.outpost.transport import SocketTransport
+from hermes_rl.backends.regular_sweep import RegularSweep
 from hermes_rl.backends.runtime import Runtime
-from hermes_rl.errors import BackendUnavailable, CreateError
+from hermes_rl.errors import CreateError
 from hermes_rl.sandbox import BackendLimits, BackendSettings, Capability, SandboxSpec
 
 __all__ = ["LocalSession"]
@@ -37,9 +38,6 @@ logger = logging.getLogger(__name__)
 
 MAX_HELPERS = 4
 FILE_THREADS = 8
-SWEEP_INTERVAL_S = 60.0
-UNREPORTED = 1000
-"""Most that is remembered of what was swept before anyone asked."""
 KEPT_ENVIRONMENT = ("PATH", "LANG", "LANGUAGE", "TERM", "TZ", "USER", "LOGNAME", "SHELL")
 """Of the engine's environment, what commands get besides LC_*. Keys and tokens are not in it."""
 
@@ -69,9 +67,7 @@ class LocalSession:
         self._mending = anyio.Lock()
         self._nurseries: list[NurseryClient] = []
         self._sandboxes: dict[str, LocalSandbox] = {}
-        self._sweeping = anyio.CancelScope()
-        self._sweep_turn = anyio.Lock()
-        self._unreported: list[str] = []
+        self._sweeps = RegularSweep(self._remove_abandoned, backend=self.backend)
         self._stack = AsyncExitStack()
 
     async def open(self) -> None:
@@ -88,8 +84,8 @@ class LocalSession:
             self._tasks: TaskGroup = await self._stack.enter_async_context(
                 anyio.create_task_group()
             )
-            self._stack.callback(self._sweeping.cancel)
-            self._tasks.start_soon(self._sweep_regularly)
+            self._stack.callback(self._sweeps.stop)
+            self._tasks.start_soon(self._sweeps.run)
             self._stack.push_async_callback(self._close_nurseries)
             for _ in range(min(MAX_HELPERS, os.cpu_count() or 1)):
                 await self._start_nursery()
@@ -112,28 +108,13 @@ class LocalSession:
             results.append(await anyio.to_thread.run_sync(function, limiter=self._threads))
         return results[0]
 
-    async def _sweep_regularly(self) -> None:
-        """Remove what engines left that live no more: now, and every minute."""
-        with self._sweeping:
-            while True:
-                try:
-                    async with self._sweep_turn:
-                        removed = await self._remove_abandoned()
-                        self._unreported = [*self._unreported, *removed][-UNREPORTED:]
-                except (BackendUnavailable, OSError) as error:
-                    logger.info("sweeping the local sandboxes' directories: %s", error)
-                await anyio.sleep(SWEEP_INTERVAL_S)
-
     async def sweep(self) -> list[str]:
         """Remove what engines left that live no more; return all that was since last asked.
 
         Raises:
             BackendUnavailable: The temporary directory cannot be used.
         """
-        async with self._sweep_turn:
-            removed = await self._remove_abandoned()
-            removed, self._unreported = [*self._unreported, *removed], []
-        return removed
+        return await self._sweeps.now()
 
     async def _remove_abandoned(self) -> list[str]:
         return await self._in_thread(sweep)

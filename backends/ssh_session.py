@@ -10,6 +10,7 @@ from typing import Any
 import anyio
 from anyio.abc import TaskGroup
 
+from hermes_rl.backends.regular_sweep import RegularSweep
 from hermes_rl.backends.shipment import InterpreterStock
 from hermes_rl.backends.ssh_dockerfile import ImageRecipe, recipe_of
 from hermes_rl.backends.ssh_fleet import SSHFleet, all_at_once
@@ -24,17 +25,12 @@ from hermes_rl.errors import (
     ConfigError,
     CreateError,
     ImageNotFound,
-    SandboxError,
 )
 from hermes_rl.sandbox import BackendLimits, BackendSettings, Capability, SandboxSpec
 
 __all__ = ["SSHSession"]
 
 logger = logging.getLogger(__name__)
-
-SWEEP_INTERVAL_S = 60.0
-UNREPORTED = 1000
-"""Most that is remembered of what was swept before anyone asked."""
 
 
 class SSHSession:
@@ -63,8 +59,6 @@ class SSHSession:
         self._options = options
         self._limits = limits
         self._sandboxes: dict[str, SSHSandbox] = {}
-        self._sweeping = anyio.Lock()
-        self._unreported: list[str] = []
         self._stack = AsyncExitStack()
 
     # Life
@@ -98,6 +92,7 @@ class SSHSession:
                 is_isolated=self.is_isolated,
                 starter=self._starter,
             )
+            self._sweeps = RegularSweep(self.fleet.sweep, backend="ssh")
             self._stack.push_async_callback(self._disconnect)
             await self.fleet.prepare_all()
         except BaseException:
@@ -116,17 +111,7 @@ class SSHSession:
 
     def sweep_regularly(self) -> None:
         """Begin to sweep, now and every minute."""
-        self._tasks.start_soon(self._sweep_regularly)
-
-    async def _sweep_regularly(self) -> None:
-        while True:
-            try:
-                async with self._sweeping:
-                    removed = await self.fleet.sweep()
-                    self._unreported = [*self._unreported, *removed][-UNREPORTED:]
-            except (SandboxError, ConfigError) as error:
-                logger.info("ssh: sweeping: %s", error)
-            await anyio.sleep(SWEEP_INTERVAL_S)
+        self._tasks.start_soon(self._sweeps.run)
 
     async def sweep(self) -> list[str]:
         """Remove on the hosts what nobody keeps any more; return all that was since last asked.
@@ -135,10 +120,7 @@ class SSHSession:
             BackendUnavailable: No host can be reached.
             ConfigError: The only ones that can refuse.
         """
-        async with self._sweeping:
-            removed = await self.fleet.sweep()
-            removed, self._unreported = [*self._unreported, *removed], []
-        return removed
+        return await self._sweeps.now()
 
     def facts(self) -> Sequence[HostFacts]:
         """Return what is known of the hosts that were reached."""

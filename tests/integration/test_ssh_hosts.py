@@ -17,7 +17,7 @@ import pytest
 
 pytest.importorskip("asyncssh", reason="needs hermes_rl[ssh]")
 
-from hermes_rl.backends import ssh_session
+from hermes_rl.backends import regular_sweep
 from hermes_rl.backends.ssh_sandbox import SSHSandbox
 from hermes_rl.errors import BackendUnavailable, SandboxError
 from hermes_rl.sandbox import Backend, BackendSettings, Inventory, SandboxSpec, open_backend
@@ -187,7 +187,7 @@ def flags(options: dict[str, object]) -> list[str]:
 async def test_what_a_host_kept_is_listed_and_cleaned_and_the_living_stay(
     right_host: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ssh_session, "SWEEP_INTERVAL_S", 3600.0)  # else it may clean first
+    monkeypatch.setattr(regular_sweep, "SWEEP_INTERVAL_S", 3600.0)  # else it may clean first
     given = flags(right_host.options())
     async with opened(right_host.options()) as backend:
         (living,) = await created(backend, 1)
