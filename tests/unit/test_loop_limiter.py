@@ -1,12 +1,20 @@
 """A limiter that a module holds: engines in several threads do not wait for each other for ever."""
 
+import os
+import re
 import threading
 import time
+from pathlib import Path
 
 import anyio
 import anyio.to_thread
 
+import hermes_rl
 from hermes_rl.loop_limiter import LoopLimiter
+
+OF_ONE_LOOP = re.compile(
+    r"^\w+[^=\n]*= anyio\.(CapacityLimiter|Condition|Event|Lock|Semaphore)\(", re.M
+)
 
 
 async def _contend(limiter: LoopLimiter, most: list[int]) -> None:
@@ -49,3 +57,15 @@ def test_it_serves_one_loop_after_another() -> None:
         seen: list[int] = []
         anyio.run(_contend, limiter, seen)
         assert max(seen) <= 2
+
+
+def test_no_module_holds_what_belongs_to_one_loop() -> None:
+    package = Path(hermes_rl.__file__).parent
+    modules = [
+        Path(folder, name)
+        for folder, _, names in os.walk(package, followlinks=True)
+        for name in names
+        if name.endswith(".py")
+    ]
+    assert len(modules) > 300
+    assert [path for path in modules if OF_ONE_LOOP.search(path.read_text())] == []
