@@ -23,9 +23,10 @@ from __future__ import annotations
 import copy
 import itertools
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableSequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NoReturn
 
 import anyio
 from anyio.lowlevel import checkpoint
@@ -42,7 +43,16 @@ from hermes_rl.backends.outpost.frames import (
 from hermes_rl.backends.outpost.transport import Transport
 from hermes_rl.errors import ChannelLost, SandboxError
 
-__all__ = ["Hello", "Loss", "OutpostChannel", "Reply", "Waiter"]
+__all__ = [
+    "Failure",
+    "Hello",
+    "Loss",
+    "OutpostChannel",
+    "Reply",
+    "Waiter",
+    "add_piece",
+    "number_in",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +65,9 @@ EXPLAIN_LIMIT_S = 5.0
 """Longest wait for the backend to find out why a channel ended."""
 KILL_WAIT_S = 2.0
 """Longest wait for a killed command's result."""
+SMALL_PIECE_BYTES = 8 * 1024
+MAX_FAILURE_BYTES = 8 * 1024
+"""Kept of a failure's text: the name of a file, which the kernel ends at 4096 bytes, and words."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -116,13 +129,62 @@ class Waiter:
             raise copy.copy(self.error)
 
 
+@dataclass(slots=True, frozen=True)
+class Failure:
+    """Why the outpost did not do what it was asked for.
+
+    Attributes:
+        number: An errno, or the exit code that a shell would have given.
+        text: The reason in words.
+        reason: What kind: ``errno``, ``start`` or ``user``.
+    """
+
+    number: int
+    text: str
+    reason: str
+
+    @classmethod
+    def parse(cls, payload: bytes) -> Failure:
+        """Read the payload of a FAILED frame."""
+        fields = unpack_fields(payload)
+        return cls(
+            number=number_in(fields, "errno", 0),
+            text=to_text(fields.get("text", b"failed")[:MAX_FAILURE_BYTES]),
+            reason=to_text(fields.get("reason", b"")),
+        )
+
+
+def number_in(fields: Mapping[str, bytes], name: str, default: int | None = None) -> int:
+    """Return a number that the peer sent.
+
+    Raises:
+        KeyError: It is not there and has no default.
+        FrameError: It is none, or larger than a log of the run can hold.
+    """
+    value = int(fields[name]) if default is None or name in fields else default
+    if not 0 <= value < 1 << 63:
+        raise FrameError(f"{name} is out of range")
+    return value
+
+
+def add_piece(pieces: MutableSequence[bytes], data: bytes) -> None:
+    """Append data that came; small pieces become one, or the list outgrows what it holds."""
+    if pieces and len(pieces[-1]) + len(data) <= SMALL_PIECE_BYTES:
+        pieces[-1] += data
+    else:
+        pieces.append(data)
+
+
 class Reply(Waiter):
-    """Collects the chunks of one answer, at most ``limit_bytes`` of them."""
+    """Collects the chunks of one answer, at most ``limit_bytes`` of them.
+
+    Where one frame ends and the next begins means nothing.
+    """
 
     def __init__(self, limit_bytes: int = 0) -> None:
         super().__init__()
         self.chunks: list[bytes] = []
-        self.failure: dict[str, bytes] | None = None
+        self.failure: Failure | None = None
         self._room = limit_bytes
 
     def received(self, kind: int, payload: bytes) -> None:
@@ -131,11 +193,11 @@ class Reply(Waiter):
             self._room -= len(payload)
             if self._room < 0:
                 raise FrameError("more data than was asked for")
-            self.chunks.append(payload)
+            add_piece(self.chunks, payload)
         elif kind in (Kind.DONE, Kind.PONG):
             self.done.set()
         elif kind == Kind.FAILED:
-            self.failure = unpack_fields(payload)
+            self.failure = Failure.parse(payload)
             self.done.set()
         else:
             super().received(kind, payload)
@@ -201,6 +263,7 @@ class OutpostChannel:
         self._waiters[0] = self._hello
         self._bye = ""
         self._is_forged = False
+        self._refused = ""
         self._heard = False
 
     async def run(self) -> None:
@@ -210,7 +273,7 @@ class OutpostChannel:
                 group.start_soon(self._watch)
                 reason = await self._read_all()
                 group.cancel_scope.cancel()
-            await self._lose(reason)
+            await self._lose(self._refused or reason)
 
     async def _read_all(self) -> str:
         parser = FrameParser()
@@ -240,7 +303,7 @@ class OutpostChannel:
         if waiter is not None:
             try:
                 waiter.received(kind, payload)
-            except (KeyError, ValueError) as error:
+            except (ArithmeticError, LookupError, ValueError) as error:
                 raise FrameError(f"{Kind(kind).name}: {error!r}") from error
 
     async def _watch(self) -> None:
@@ -357,6 +420,19 @@ class OutpostChannel:
                 await self.send(Kind.KILL, id, int(grace_s * 1000).to_bytes(4, "big"))
             except SandboxError:
                 return
+
+    async def refuse(self, answer: FrameError) -> NoReturn:
+        """End the channel: an answer that came over it makes no sense.
+
+        Raises:
+            SandboxError: What everyone gets who uses the channel from now on.
+        """
+        self._is_forged = True
+        self._refused = f"it broke the protocol ({answer})"
+        await self._transport.aclose()
+        await self.ended.wait()
+        self.check()
+        raise AssertionError("a channel that has ended has an error")
 
     async def ping(self, *, timeout_s: float) -> float:
         """Return the round trip in seconds.

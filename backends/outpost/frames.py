@@ -25,6 +25,7 @@ __all__ = [
     "FrameParser",
     "Kind",
     "frame",
+    "iterate_list",
     "pack_fields",
     "pack_list",
     "to_bytes",
@@ -176,7 +177,15 @@ def unpack_list(payload: bytes) -> list[bytes]:
     Raises:
         FrameError: The payload is not well formed.
     """
-    items = []
+    return list(iterate_list(payload))
+
+
+def iterate_list(payload: bytes) -> Iterator[bytes]:
+    """Decode a list of byte strings one by one, for whoever must not take all at once.
+
+    Raises:
+        FrameError: The payload is not well formed.
+    """
     position = 0
     while position < len(payload):
         if position + _LENGTH.size > len(payload):
@@ -184,7 +193,6 @@ def unpack_list(payload: bytes) -> list[bytes]:
         (length,) = _LENGTH.unpack_from(payload, position)
         start = position + _LENGTH.size
         position = start + length
-        items.append(payload[start:position])
-    if position != len(payload):
-        raise FrameError("list ends in the middle of an item")
-    return items
+        if position > len(payload):
+            raise FrameError("list ends in the middle of an item")
+        yield payload[start:position]

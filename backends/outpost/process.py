@@ -12,7 +12,15 @@ from typing import Self
 import anyio
 from anyio.lowlevel import checkpoint
 
-from hermes_rl.backends.outpost.channel import KILL_WAIT_S, OutpostChannel, Waiter
+from hermes_rl.backends.outpost.channel import (
+    KILL_WAIT_S,
+    SMALL_PIECE_BYTES,
+    Failure,
+    OutpostChannel,
+    Waiter,
+    add_piece,
+    number_in,
+)
 from hermes_rl.backends.outpost.frames import (
     FrameError,
     Kind,
@@ -49,7 +57,7 @@ class Execution(Waiter):
         self.gone = anyio.Event()
         """Set when the whole tree is known to be dead after a kill."""
         self.result: ExecResult | None = None
-        self.failure: dict[str, bytes] | None = None
+        self.failure: Failure | None = None
         self._kept: dict[int, list[bytes]] = {Kind.STDOUT: [], Kind.STDERR: []}
         self._kept_bytes = 0
         self._stdin_room = STDIN_WINDOW_BYTES
@@ -63,12 +71,12 @@ class Execution(Waiter):
         elif kind == Kind.RESULT:
             self._finish(unpack_fields(payload))
         elif kind == Kind.STARTED:
-            self.pid = int(unpack_fields(payload)["pid"])
+            self.pid = number_in(unpack_fields(payload), "pid")
             self.started.set()
         elif kind == Kind.ROOM:
             self._stdin_acknowledged(int.from_bytes(payload, "big"))
         elif kind == Kind.FAILED:
-            self.failure = unpack_fields(payload)
+            self.failure = Failure.parse(payload)
             self.started.set()
             self._end()
         elif kind == Kind.DONE:
@@ -81,7 +89,7 @@ class Execution(Waiter):
         self._kept_bytes += len(data)
         if self._kept_bytes > 2 * self.request.limit_bytes + OUTPUT_SLACK_BYTES:
             raise FrameError("more output than was asked for")
-        self._kept[kind].append(data)
+        add_piece(self._kept[kind], data)
 
     def lost(self, error: SandboxError) -> None:
         """The channel is gone."""
@@ -95,18 +103,18 @@ class Execution(Waiter):
         if self.result is not None:
             raise FrameError("two results")
         timed_out = fields["timed_out"] == b"1"
-        code, signal = int(fields["code"]), int(fields["signal"])
+        code, signal = number_in(fields, "code"), number_in(fields, "signal")
         self.result = ExecResult(
             exit_code=TIMEOUT_EXIT_CODE if timed_out else code & 0xFF,
             stdout=b"".join([*self._kept[Kind.STDOUT], fields.get("out", b"")]),
             stderr=b"".join([*self._kept[Kind.STDERR], fields.get("err", b"")]),
             timed_out=timed_out,
             signal=signal or None,
-            stdout_total=int(fields.get("out_total", 0)),
-            stderr_total=int(fields.get("err_total", 0)),
-            stdout_head=int(fields.get("out_head", 0)),
-            stderr_head=int(fields.get("err_head", 0)),
-            duration_s=int(fields["duration_us"]) / 1e6,
+            stdout_total=number_in(fields, "out_total", 0),
+            stderr_total=number_in(fields, "err_total", 0),
+            stdout_head=number_in(fields, "out_head", 0),
+            stderr_head=number_in(fields, "err_head", 0),
+            duration_s=number_in(fields, "duration_us") / 1e6,
             background=fields["background"] == b"1",
             cwd=to_text(fields["cwd"]) if "cwd" in fields else None,
         )
@@ -150,12 +158,11 @@ class Execution(Waiter):
         self.check()
         if self.result is not None:
             return self.result
-        failure = self.failure or {}
-        text = to_text(failure.get("text", b"no result"))
-        if failure.get("reason") == b"user":
-            raise SandboxError(f"The command could not be started: {text}.")
-        code = int(failure.get("errno", 126)) if failure.get("reason") == b"start" else 126
-        message = to_bytes(f"hermes: {text}\n")
+        failure = self.failure or Failure(0, "no result", "")
+        if failure.reason == "user":
+            raise SandboxError(f"The command could not be started: {failure.text}.")
+        code = failure.number & 0xFF if failure.reason == "start" else 126
+        message = to_bytes(f"hermes: {failure.text}\n")
         total = len(message)
         if self.request.merge_stderr:
             return ExecResult(exit_code=code, stdout=message, stdout_total=total, stdout_head=total)
@@ -256,8 +263,16 @@ class OutpostProcess(Execution):
         self._total_bytes += len(data)
         if self._unread_bytes > OUTPUT_WINDOW_BYTES + OUTPUT_SLACK_BYTES:
             raise FrameError("output beyond the credit given")
-        self._chunks.append(ProcessChunk(1 if kind == Kind.STDOUT else 2, data))
+        self._queue(1 if kind == Kind.STDOUT else 2, data)
         self._arrived.set()
+
+    def _queue(self, fd: int, data: bytes) -> None:
+        """Append a chunk; small ones become one while nobody reads them."""
+        last = self._chunks[-1] if self._chunks else None
+        if last and last.fd == fd and len(last.data) + len(data) <= SMALL_PIECE_BYTES:
+            self._chunks[-1] = ProcessChunk(fd, last.data + data)
+        else:
+            self._chunks.append(ProcessChunk(fd, data))
 
     def _roll(self, end: int, data: bytes) -> None:
         limit = self.request.limit_bytes

@@ -31,17 +31,24 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Literal
 
 import anyio
 import anyio.to_thread
+from anyio.lowlevel import checkpoint
 
 from hermes_rl.backends.outpost.channel import Hello, Loss, OutpostChannel
 from hermes_rl.backends.outpost.errno_errors import file_error
-from hermes_rl.backends.outpost.frames import Kind, pack_fields, to_text, unpack_list
+from hermes_rl.backends.outpost.frames import (
+    FrameError,
+    Kind,
+    iterate_list,
+    pack_fields,
+    to_text,
+)
 from hermes_rl.backends.outpost.process import Execution, StreamContext, run_to_end
 from hermes_rl.backends.outpost.request import RunRequest
 from hermes_rl.backends.outpost.transfer import download, upload
@@ -73,6 +80,8 @@ JOIN_HERE_BYTES = 4 << 20
 """Joining more than this on the event loop would hold it for milliseconds."""
 LIST_LIMIT_BYTES = 10_000 * 512
 MAX_LIST_ENTRIES = 10_000
+ENTRIES_PER_TURN = 500
+"""Read before other tasks get the loop: about 2 ms."""
 
 _KINDS: dict[bytes, Literal["file", "dir", "link", "other"]] = {
     b"file": "file",
@@ -348,11 +357,10 @@ class OutpostSandbox:
         payload = pack_fields({"path": path, **fields})
         reply = await self._channel.ask(kind, payload, limit_bytes=limit_bytes, data=data)
         if reply.failure is not None:
-            number = int(reply.failure.get("errno", b"0"))
+            number = reply.failure.number
             if kind == Kind.LIST and number == errno.ENOTDIR:
                 number = errno.EISDIR
-            text = to_text(reply.failure.get("text", b"failed"))
-            raise file_error(path, number, text, sandbox_id=self.id)
+            raise file_error(path, number, reply.failure.text, sandbox_id=self.id)
         return reply.chunks
 
     async def read(
@@ -401,10 +409,14 @@ class OutpostSandbox:
         fields = self._as_user(user)
         chunks = await self._ask_about(Kind.LIST, path, fields, limit_bytes=LIST_LIMIT_BYTES)
         entries: list[DirEntry] = []
-        for chunk in chunks:
-            items = unpack_list(chunk)
-            entries.extend(_dir_entry(items[i : i + 5]) for i in range(0, len(items), 5))
-        return entries[:MAX_LIST_ENTRIES]
+        try:
+            for entry in _dir_entries(b"".join(chunks)):
+                entries.append(entry)
+                if len(entries) % ENTRIES_PER_TURN == 0:
+                    await checkpoint()
+        except FrameError as error:
+            await self._channel.refuse(error)
+        return entries
 
     async def upload(self, local: Path, remote: str, *, user: str | None = None) -> None:
         """Copy a local file or directory; see :meth:`hermes_rl.sandbox.Sandbox.upload`."""
@@ -430,9 +442,22 @@ class OutpostSandbox:
             )
 
 
-def _dir_entry(items: Sequence[bytes]) -> DirEntry:
-    try:
-        name, kind, size, mtime_ns, mode = items
-        return DirEntry(to_text(name), _KINDS[kind], int(size), int(mtime_ns) / 1e9, int(mode))
-    except (KeyError, ValueError) as error:
-        raise SandboxError(f"The outpost sent a malformed directory entry: {error}.") from None
+def _dir_entries(data: bytes) -> Iterator[DirEntry]:
+    """Read a list of entries, each of five items.
+
+    Raises:
+        FrameError: It is none, or longer than one may be.
+    """
+    items = iterate_list(data)
+    for count, name in enumerate(items):
+        if count >= MAX_LIST_ENTRIES:
+            raise FrameError("more directory entries than were asked for")
+        try:
+            kind, size = _KINDS[next(items)], int(next(items))
+            mtime_ns, mode = int(next(items)), int(next(items))
+            entry = DirEntry(to_text(name), kind, size, mtime_ns / 1e9, mode)
+        except (ArithmeticError, KeyError, StopIteration, ValueError) as error:
+            raise FrameError(f"a malformed directory entry ({error!r})") from None
+        if not 0 <= size < 1 << 63:
+            raise FrameError("a file of impossible size")
+        yield entry

@@ -133,9 +133,7 @@ async def _feed(
 def _check_outcome(process: OutpostProcess, remote: str, complaint: bytes) -> None:
     """Raise what went wrong inside the sandbox: refused at once, or told on stderr."""
     if process.failure is not None:
-        failure = process.failure
-        text = to_text(failure.get("text", b"failed"))
-        raise file_error(remote, int(failure.get("errno", b"0")), text)
+        raise file_error(remote, process.failure.number, process.failure.text)
     result: ExecResult | None = process.result
     if result is None:
         raise SandboxError(f"The transfer of {remote} did not end.")
