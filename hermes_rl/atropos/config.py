@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Self
 
-from atroposlib.envs.base import BaseEnvConfig
 from pydantic import Field, model_validator
 
+from hermes_rl.atropos.wandb_files import wandb_files_together
 from hermes_rl.bounds import MOST_TOKENS
 from hermes_rl.config import AFFECTS_SCORE, AgentFields, SelectionFields, TrainingFields
+
+with wandb_files_together():
+    from atroposlib.envs.base import BaseEnvConfig
 
 __all__ = ["HermesAgentEnvConfig"]
 

@@ -16,6 +16,7 @@ from typing import Any
 import anyio
 import anyio.to_thread
 
+from hermes_rl.atropos.wandb_files import wandb_files_together
 from hermes_rl.errors import MissingExtra
 from hermes_rl.loop_limiter import LoopLimiter
 from hermes_rl.runlog.exports import flat_metrics, samples_of
@@ -145,7 +146,8 @@ async def open_tracker(
         yield Tracker()
         return
     try:
-        import wandb
+        with wandb_files_together():
+            import wandb
     except ImportError as error:
         raise MissingExtra.of("use_wandb", "wandb") from error
     run = await anyio.to_thread.run_sync(
