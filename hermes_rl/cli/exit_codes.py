@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import errno
 import os
 import signal
 import sys
@@ -73,7 +74,7 @@ def exit_code_after(work: Callable[[], int]) -> int:
 def _exit_code_of_other(error: Exception) -> int:
     """Return the exit code after what is none of ours: often the machine's, else a bug."""
     causes = _leaves(error)
-    if all(isinstance(cause, BrokenPipeError) for cause in causes):
+    if all(map(_is_lost_reader, causes)):
         _silence()
         return 128 + signal.SIGPIPE
     if all(map(_is_of_the_machine, causes)):
@@ -99,6 +100,11 @@ def _silence() -> None:
             stream.flush()
         except OSError:
             os.dup2(null, stream.fileno())
+
+
+def _is_lost_reader(error: Exception) -> bool:
+    is_lost_terminal = isinstance(error, OSError) and error.errno == errno.EIO
+    return isinstance(error, BrokenPipeError) or is_lost_terminal
 
 
 def _is_of_the_machine(error: Exception) -> bool:

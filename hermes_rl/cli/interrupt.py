@@ -9,6 +9,8 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, Self
 
+from hermes_rl.cli.standard_streams import forgive_lost_readers
+
 __all__ = ["Interruption"]
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -68,6 +70,7 @@ class Interruption:
             _die(128 + number, "Stopped at once; sandboxes end with their channel.")
         self.signum = number
         signal.alarm(GRACE_S)
+        forgive_lost_readers()
         _say(f"{signal.Signals(number).name}: stopping, tearing down. Once more = at once.")
         self._loop.call_soon_threadsafe(self._stop)
 

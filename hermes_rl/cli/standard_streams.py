@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TextIO
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import ClassVar, TextIO, cast
 
-__all__ = ["LossyStream", "occupy_standard_streams"]
+__all__ = ["LossyStream", "forgive_lost_readers", "occupy_standard_streams"]
 
 
 def occupy_standard_streams() -> None:
@@ -25,11 +27,25 @@ def occupy_standard_streams() -> None:
     sys.stderr = sys.stderr or open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
 
 
+def forgive_lost_readers() -> None:
+    """From now on lose what nobody takes, on standard output and error too.
+
+    For a process that was told to stop: Ctrl-C has also ended the ``tee`` that it writes to, and
+    what hung up was its terminal.
+    """
+    LossyStream.forgives_lost_readers = True
+    sys.stdout = cast(TextIO, LossyStream(sys.stdout))
+    sys.stderr = cast(TextIO, LossyStream(sys.stderr))
+
+
 class LossyStream:
     """Loses text where its stream cannot take it: a full disk or a closed terminal ends no run.
 
-    A reader that went away does: whoever writes ``| head`` means to end what is before it.
+    A reader that went away does: whoever writes ``| head`` means to end what is before it; but see
+    :func:`forgive_lost_readers`.
     """
+
+    forgives_lost_readers: ClassVar[bool] = False
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -37,20 +53,22 @@ class LossyStream:
 
     def write(self, text: str) -> int:
         """Write the text, or lose it."""
-        try:
+        with self._forgiving():
             self._stream.write(text)
-        except BrokenPipeError:
-            raise
-        except OSError:
-            pass
         return len(text)
 
     def flush(self) -> None:
         """Write what is buffered, or lose it."""
-        try:
+        with self._forgiving():
             self._stream.flush()
+
+    @contextmanager
+    def _forgiving(self) -> Iterator[None]:
+        try:
+            yield
         except BrokenPipeError:
-            raise
+            if not self.forgives_lost_readers:
+                raise
         except OSError:
             return
 

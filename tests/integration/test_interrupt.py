@@ -166,3 +166,25 @@ def test_without_a_signal_nothing_changes() -> None:
         # Not communicate(): it does not see what readline() has buffered.
         assert (process.stdout.read(), process.stderr.read()) == ("left\n", "")
     assert process.returncode == 0
+
+
+def test_ctrl_c_that_ended_the_reader_too_is_still_ctrl_c() -> None:
+    process = program("await anyio.sleep_forever()")
+    for stream in (process.stdout, process.stderr):
+        assert stream is not None
+        stream.close()
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=60) == 130
+
+
+def test_a_terminal_that_hangs_up_is_a_hang_up() -> None:
+    ours, theirs = os.openpty()
+    body = PROGRAM.format(body="await anyio.sleep_forever()", grace=60)
+    process = subprocess.Popen(
+        [sys.executable, "-c", body], stdin=theirs, stdout=theirs, stderr=theirs
+    )
+    os.close(theirs)
+    assert os.read(ours, 100).startswith(b"ready")
+    os.close(ours)
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(timeout=60) == 129
