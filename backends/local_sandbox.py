@@ -98,11 +98,13 @@ class LocalSandbox(OutpostSandbox):
             await self._nursery.wait_ended(self.id)
         if (error := self._did_not_start()) is not None:
             return error
-        killed = os.WIFSIGNALED(self._nursery.statuses.get(self.id, 0))
-        if not killed:
-            return self._gone(loss.reason)
+        if os.WIFSIGNALED(self._nursery.statuses.get(self.id, 0)):
+            return self._broken("something in it killed its supervisor")
+        return self._broken(loss.reason) if loss.is_by_agent else self._gone(loss.reason)
+
+    def _broken(self, why: str) -> SandboxGone:
         return SandboxGone(
-            f"Sandbox {self.id} is gone: something in it killed its supervisor.",
+            f"Sandbox {self.id} is gone: {why}.",
             cause="killed",
             by_agent=True,
             backend=self.backend,

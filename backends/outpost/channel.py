@@ -63,6 +63,11 @@ PING_TIMEOUT_S = 10.0
 PING_MISSES = 2
 EXPLAIN_LIMIT_S = 5.0
 """Longest wait for the backend to find out why a channel ended."""
+_FAREWELLS = {
+    "garbage": "something in it wrote into its supervisor's stream",
+    "limited": "something in it limited the resources of its supervisor",
+}
+"""What an outpost's last word means, where it says more than how its stream ended."""
 KILL_WAIT_S = 2.0
 """Longest wait for a killed command's result."""
 SMALL_PIECE_BYTES = 8 * 1024
@@ -101,8 +106,8 @@ class Loss:
 
     @property
     def is_by_agent(self) -> bool:
-        """Either end met frames that the other would not send: something inside wrote them."""
-        return self.is_forged or self.bye == "garbage"
+        """Something inside wrote frames that the other end would not, or took on the outpost."""
+        return self.is_forged or self.bye in ("garbage", "limited")
 
 
 class Waiter:
@@ -322,6 +327,7 @@ class OutpostChannel:
         await self._transport.aclose()
 
     async def _lose(self, reason: str) -> None:
+        reason = _FAREWELLS.get(self._bye, reason)
         loss = Loss(reason, self._bye, self._is_forged)
         error: SandboxError | None = None
         with anyio.move_on_after(EXPLAIN_LIMIT_S):

@@ -73,6 +73,7 @@ MAX_LIST_ENTRIES = 10000
 MAX_SCANNED_ENTRIES = 200000  # directory entries looked at for one list request
 TAIL_INTERVAL_S = 0.1  # between two reports of a rolling tail
 SETTLE_S = 0.01  # from a process' end to its result, if its output is still held open
+LIMITS_INTERVAL_S = 0.05  # between two looks at our resource limits
 HUNT_INTERVAL_S = 0.002
 HUNT_REPORT_S = 0.2  # a killed command is reported after this time even if some process lingers
 HUNT_LIMIT_S = 5.0
@@ -414,6 +415,31 @@ except (ImportError, AttributeError, OSError, ValueError):
     RTTIME = None
 
 
+class OwnLimits:
+    """Our resource limits. Only a program in the sandbox changes them, to be rid of us.
+
+    A limit of CPU time ends even process 1, and looks like the doing of the host.
+    """
+
+    def __init__(self) -> None:
+        names = ("AS", "CPU", "DATA", "FSIZE", "NOFILE", "NPROC", "STACK")
+        self.module = sys.modules.get("resource")
+        self.numbers = [getattr(self.module, "RLIMIT_" + name) for name in names if self.module]
+        self.given = self.read()
+        self.looked_at = time.monotonic()
+
+    def read(self) -> List[Tuple[int, int]]:
+        return [self.module.getrlimit(number) for number in self.numbers if self.module]
+
+    def are_changed(self) -> bool:
+        """Tell whether they are other than at our start; look now and then."""
+        now = time.monotonic()
+        if now < self.looked_at + LIMITS_INTERVAL_S:
+            return False
+        self.looked_at = now
+        return self.read() != self.given
+
+
 class Hunt:
     """Kills the processes of one command, or all, again and again until none is found."""
 
@@ -529,8 +555,10 @@ class Link:
             self.outpost.finish("closed")
             return
         self.heard_at = time.monotonic()
-        self.received += data
-        self.parse()
+        self.outpost.check_limits()
+        if not self.outpost.ending:
+            self.received += data
+            self.parse()
 
     def parse(self) -> None:
         buffer = self.received
@@ -574,6 +602,7 @@ class Tap:
 
     def pump(self) -> None:
         """Read once, as much as may be taken now."""
+        self.outpost.check_limits()
         room = READ_BYTES if self.discarding else self.room()
         if room <= 0:
             self.outpost.unwatch(self.fd)
@@ -1294,6 +1323,7 @@ class Outpost:
         self.timer_count = 0
         self.cancelled_count = 0
         self.processes = Processes()
+        self.limits = OwnLimits()
         self.commands: Dict[int, Command] = {}
         self.by_pid: Dict[int, Command] = {}
         self.hunts: Dict[Optional[int], Hunt] = {}
@@ -1485,6 +1515,10 @@ class Outpost:
                 self.link.send(DONE, id)
             except OSError as error:
                 self.fail(id, error)
+
+    def check_limits(self) -> None:
+        if self.limits.are_changed():
+            self.finish("limited")
 
     def resume_paused(self) -> None:
         paused, self.paused = self.paused, []

@@ -20,7 +20,7 @@ from hermes_rl.errors import (
     SandboxPermissionDenied,
     UnsafeArchive,
 )
-from hermes_rl.sandbox import BackendSettings
+from hermes_rl.sandbox import BackendSettings, Sandbox
 
 from .attacked import attacked, is_well
 from .docker_boxes import containers_of, docker, run_settings
@@ -90,6 +90,29 @@ async def test_killing_every_process_ends_commands_not_the_sandbox(
         for signal in ("TERM", "INT", "HUP", "STOP", "TSTP", "SEGV", "PIPE"):
             await victim.exec(f"kill -{signal} 1", timeout_s=10)
         assert await is_well(victim)
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "prlimit --pid 1 --cpu=1:1",
+        "prlimit --pid 1 --cpu=1:1; while :; do yes | head -c 1000000000; done",
+        "prlimit --pid 1 --data=1000:1000",
+        "prlimit --pid 1 --nofile=3:3",
+    ],
+)
+async def test_limiting_the_supervisor_is_the_agents_doing(
+    settings: BackendSettings, script: str
+) -> None:
+    async def attack(victim: Sandbox) -> None:
+        await victim.exec(script, timeout_s=50)
+        while True:
+            await victim.exec("echo still there", timeout_s=50)
+
+    async with attacked(settings) as victim:
+        with anyio.fail_after(60), pytest.raises(SandboxGone, match="limited the res") as gone:
+            await attack(victim)
+        assert (gone.value.by_agent, gone.value.retryable) == (True, False)
 
 
 async def test_a_supervisor_stopped_from_the_host_is_noticed_by_the_ping(

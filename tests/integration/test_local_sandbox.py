@@ -267,6 +267,19 @@ async def test_a_killed_supervisor_is_the_agents_doing(backend: LocalBackend) ->
     assert (await neighbour.exec("echo unharmed", timeout_s=30)).text == "unharmed\n"
 
 
+async def test_limiting_the_supervisor_is_the_agents_doing(backend: LocalBackend) -> None:
+    sandbox = await backend.create(SandboxSpec())
+    lower = "import os, resource; resource.prlimit(os.getppid(), resource.RLIMIT_NOFILE, (9, 9))"
+
+    async def attack() -> None:
+        while True:
+            await sandbox.exec([sys.executable, "-c", lower], timeout_s=PATIENCE_S)
+
+    with anyio.fail_after(PATIENCE_S), pytest.raises(SandboxGone, match="limited the res") as gone:
+        await attack()
+    assert (gone.value.by_agent, gone.value.retryable) == (True, False)
+
+
 async def test_a_stopped_supervisor_goes_on_at_once(backend: LocalBackend) -> None:
     sandbox = await backend.create(SandboxSpec())
     result = await sandbox.exec("kill -STOP $PPID; echo on", timeout_s=20)

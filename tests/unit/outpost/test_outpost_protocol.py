@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import socket
 import struct
@@ -151,6 +152,21 @@ def test_lease_ends_it() -> None:
         assert wire.wait_for(Kind.BYE, 0) == b"expired"
         assert wire.process.wait(10) == 0
         assert time.monotonic() - start >= 0.5
+        wait_dead(sleeper)
+
+
+@pytest.mark.parametrize("name", ["AS", "CPU", "DATA", "FSIZE", "NOFILE", "NPROC", "STACK"])
+def test_whoever_limits_its_resources_ends_it(name: str) -> None:
+    number = getattr(resource, f"RLIMIT_{name}")
+    with Wire() as wire:
+        sleeper = int(wire.text("sleep 60 >/dev/null 2>&1 & echo $!"))
+        soft, hard = resource.prlimit(wire.process.pid, number)
+        lower = (1 << 40) if soft == resource.RLIM_INFINITY else soft - 1
+        resource.prlimit(wire.process.pid, number, (lower, hard))
+        time.sleep(0.1)
+        wire.send(Kind.PING, 1)
+        assert wire.wait_for(Kind.BYE, 0) == b"limited"
+        assert wire.process.wait(10) == 0
         wait_dead(sleeper)
 
 
