@@ -15,6 +15,7 @@ transfers, life. Needs pytest-asyncio.
 
 from __future__ import annotations
 
+from hermes_rl.testing.sandbox_conformance.backends import BackendConformance
 from hermes_rl.testing.sandbox_conformance.base import ConformanceBase, needs
 from hermes_rl.testing.sandbox_conformance.commands import ArgvConformance, CommandConformance
 from hermes_rl.testing.sandbox_conformance.files import FileConformance
@@ -26,6 +27,7 @@ from hermes_rl.testing.sandbox_conformance.transfers import TransferConformance
 
 __all__ = [
     "ArgvConformance",
+    "BackendConformance",
     "CancellationConformance",
     "CapabilityConformance",
     "CommandConformance",
@@ -43,7 +45,12 @@ __all__ = [
 
 
 class ShelllessConformance(
-    ArgvConformance, StreamConformance, FileConformance, TransferConformance, LifeConformance
+    ArgvConformance,
+    StreamConformance,
+    FileConformance,
+    TransferConformance,
+    LifeConformance,
+    BackendConformance,
 ):
     """What holds in any image, even an empty one."""
 

@@ -10,6 +10,7 @@ import anyio
 import pytest
 import pytest_asyncio
 
+from hermes_rl.errors import SandboxGone
 from hermes_rl.sandbox import Backend, Capability, ExecResult, Sandbox, SandboxSpec
 from hermes_rl.testing.hosting import hosted
 
@@ -85,9 +86,16 @@ class ConformanceBase:
     @pytest_asyncio.fixture(scope="class", loop_scope="class")
     @classmethod
     async def backend(cls, unopened_backend: Backend) -> AsyncIterator[Backend]:
-        """Enter the backend for all behaviours of the class."""
+        """Enter the backend for all behaviours of the class; leaving it closes what is left."""
         async with hosted(unopened_backend) as backend:
             yield backend
+            left = await backend.create(cls.spec)
+        with anyio.fail_after(QUICK_S):
+            try:
+                await left.ping()
+            except SandboxGone:
+                return
+        pytest.fail("leaving a backend must close the sandboxes that it made")
 
     @pytest_asyncio.fixture(scope="class", loop_scope="class")
     @classmethod

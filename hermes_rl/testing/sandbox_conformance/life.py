@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import anyio
 import pytest
 
-from hermes_rl.errors import CreateError, SandboxError, SandboxGone, Unsupported
-from hermes_rl.sandbox import Backend, Capability, ExecResult, HealthCheck, Sandbox
+from hermes_rl.errors import CreateError, FileError, SandboxError, SandboxGone, Unsupported
+from hermes_rl.sandbox import (
+    Backend,
+    Capability,
+    ExecResult,
+    HealthCheck,
+    Sandbox,
+    SandboxSpec,
+)
 from hermes_rl.testing.sandbox_conformance.base import (
     ConformanceBase,
     eventually,
@@ -20,6 +28,17 @@ from hermes_rl.testing.sandbox_conformance.base import (
 __all__ = ["CapabilityConformance", "LifeConformance"]
 
 SERVE = "import os, time; open('started', 'w').write(os.environ.get('MARK', '')); time.sleep(600)"
+IMPLYING = {
+    "image": "hermes-conformance-none:latest",
+    "dockerfile_dir": Path("no-such-context"),
+    "cpus": 1.0,
+    "memory_mb": 256,
+    "pids": 64,
+    "gpus": 1,
+    "user": "nobody",
+    "network": "none",
+}
+"""Fields of a spec, each with a value that implies a capability."""
 FORK_MANY = """
 import os, signal
 children = []
@@ -60,6 +79,37 @@ class LifeConformance(ConformanceBase):
             with pytest.raises(Unsupported) as caught:
                 await backend.create(replace(self.spec, needs=frozenset({capability})))
             assert caught.value.capability == capability.value
+
+    @pytest.mark.parametrize(("field", "value"), IMPLYING.items())
+    async def test_a_field_that_cannot_be_honoured_is_refused(
+        self, backend: Backend, field: str, value: object
+    ) -> None:
+        """A limit, a user or a network that the backend cannot provide is never left out."""
+        spec = replace(SandboxSpec(), **{field: value})
+        (capability,) = spec.required_capabilities()
+        if capability in backend.capabilities:
+            pytest.skip(f"declared: {capability}")
+        with pytest.raises(Unsupported) as caught:
+            await backend.create(replace(self.spec, **{field: value}))
+        assert caught.value.capability == capability.value
+
+    async def test_spec_directory_is_where_commands_run(self, backend: Backend) -> None:
+        """Commands and relative paths start in the spec's directory."""
+        box = await backend.create(replace(self.spec, workdir="/tmp"))
+        try:
+            assert (await sh(box, self.script("import os; print(os.getcwd())"))).stdout == b"/tmp\n"
+        finally:
+            await box.close()
+
+    @needs(Capability.ISOLATION)
+    async def test_files_of_the_host_are_out_of_reach(
+        self, sandbox: Sandbox, tmp_path: Path
+    ) -> None:
+        """What lies beside the engine is not there."""
+        secret = tmp_path / unique("secret")
+        secret.write_text("of the host")
+        with pytest.raises(FileError):
+            await sandbox.read(str(secret), max_bytes=100)
 
     async def test_spec_environment_reaches_commands(self, backend: Backend) -> None:
         """Variables of the spec are in every command's environment."""

@@ -67,6 +67,14 @@ class StreamConformance(ConformanceBase):
             await process.write_eof()
             assert (await process.wait()).exit_code == 0
 
+    async def test_stream_has_its_own_directory_and_variables(self, sandbox: Sandbox) -> None:
+        """What a call says of directory and environment holds for it."""
+        code = "import os; print(os.getcwd(), os.environ['MARK'])"
+        async with sandbox.stream(
+            self.script(code), session=None, cwd="/", env={"MARK": "of the call"}
+        ) as process:
+            assert await collect(process) == b"/ of the call\n"
+
     async def test_wait_needs_no_reader(self, sandbox: Sandbox) -> None:
         """The result comes although nobody reads, if the output fits into the window."""
         code = "print('x' * 20000); raise SystemExit(5)"
