@@ -20,7 +20,7 @@ from hermes_rl.backends.ssh_sandbox import SSHSandbox
 from hermes_rl.errors import ChannelLost, CreateError, SandboxGone
 from hermes_rl.sandbox import BackendLimits, Capability, SandboxSpec
 
-__all__ = ["Planner", "SandboxStarter"]
+__all__ = ["Planner", "SandboxStarter", "new_id"]
 
 HELLO_TIMEOUT_S = 60.0
 FILE_THREADS = 4

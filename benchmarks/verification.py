@@ -47,7 +47,7 @@ from hermes_rl.types import JSONObject, Reward
 if TYPE_CHECKING:
     from hermes_rl.context import ToolContext
 
-__all__ = ["LOOK_S", "CollectHook", "Verifier"]
+__all__ = ["LOOK_S", "REPORT_OPTION", "CollectHook", "Verifier"]
 
 RERUN_S = 300.0
 """Further runs of an unsettled verifier have what is left of its time, but at least this."""

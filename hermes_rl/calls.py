@@ -18,7 +18,7 @@ from hermes_rl.errors import HermesRLError, ToolFault
 from hermes_rl.tools.protocol import Dispatcher
 from hermes_rl.types import AgentResult, Message, Timings, ToolCall, ToolError, ToolResult
 
-__all__ = ["MAX_CALLS_PER_TURN", "CallRunner", "count", "record_error"]
+__all__ = ["MAX_CALLS_PER_TURN", "CallRunner", "count", "failed", "record_error", "tool_message"]
 
 _KEPT_CHARACTERS = 1000
 """Of arguments and results in a :class:`ToolError`: enough to see what went wrong."""

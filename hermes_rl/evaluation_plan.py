@@ -27,7 +27,15 @@ from hermes_rl.runlog.writer import RunLog
 from hermes_rl.task_selection import TaskSelection
 from hermes_rl.types import JSONObject
 
-__all__ = ["EvaluationPlan", "model_label", "new_run_directory", "plan_evaluation", "run_header"]
+__all__ = [
+    "EvaluationPlan",
+    "check_size",
+    "check_solutions",
+    "model_label",
+    "new_run_directory",
+    "plan_evaluation",
+    "run_header",
+]
 
 RUNS = Path("runs")
 """Where run directories go unless ``data_dir_to_save_evals`` says."""

@@ -33,6 +33,7 @@ __all__ = [
     "missing_capabilities",
     "plan_all",
     "plan_rollout",
+    "plan_run",
     "rollout_seed",
     "skip_reason",
 ]

@@ -17,7 +17,7 @@ from hermes_rl.parsers.json_value import BadJSON, encode
 from hermes_rl.parsers.scan import Finder, Scan, is_cut_tag, is_name, skip_space
 from hermes_rl.parsers.tool_schemas import ToolSchemas, convert
 
-__all__ = ["Elements", "Grammar", "attribute_head", "convert_by_schema", "equals_head"]
+__all__ = ["Elements", "Grammar", "Head", "attribute_head", "convert_by_schema", "equals_head"]
 
 _HEAD = re.compile(r"([^<>\n]*+)(>|\Z)?+")
 _ATTRIBUTE = re.compile(r"""(?<![\w-])([\w-]++)\s*+=\s*+(?:"([^"]*+)"|'([^']*+)'|([^\s"']++))""")

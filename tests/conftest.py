@@ -51,7 +51,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def docker_image() -> str:
     """Name of the test image; needs a running daemon."""
-    require(_docker_image_present(), f"needs dockerd and the image {TEST_IMAGE} (make image)")
+    require(_docker_image_present(), f"needs dockerd and the image {TEST_IMAGE} (make images)")
     return TEST_IMAGE
 
 

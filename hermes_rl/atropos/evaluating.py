@@ -30,7 +30,7 @@ from hermes_rl.types import JSONObject
 if TYPE_CHECKING:
     from hermes_rl.atropos.base_env import HermesAgentBaseEnv
 
-__all__ = ["evaluate_items", "run_directory", "write_evaluation"]
+__all__ = ["eval_metrics", "evaluate_items", "run_directory", "write_evaluation"]
 
 _writing = LoopLimiter(1)
 

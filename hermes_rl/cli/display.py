@@ -15,7 +15,14 @@ import anyio
 from hermes_rl.cli.standard_streams import LossyStream
 from hermes_rl.evaluation import Progress
 
-__all__ = ["Display", "DisplayChoice", "duration_text", "make_display", "progress_text"]
+__all__ = [
+    "Display",
+    "DisplayChoice",
+    "duration_text",
+    "make_display",
+    "progress_text",
+    "warnings_on",
+]
 
 DisplayChoice = Literal["auto", "rich", "plain", "none"]
 PLAIN_INTERVAL_S = 10.0

@@ -30,7 +30,14 @@ from hermes_rl.errors import HermesRLError, TaskError, UnknownName
 from hermes_rl.plugins import load_plugin
 from hermes_rl.tasks import TaskSet
 
-__all__ = ["TaskSource", "class_in_file", "failure_text", "find_tasks", "task_set_names"]
+__all__ = [
+    "TaskSource",
+    "class_in_file",
+    "failure_text",
+    "find_tasks",
+    "import_file",
+    "task_set_names",
+]
 
 GROUP = "hermes_rl.tasks"
 _imported: dict[tuple[Path, int, int], ModuleType] = {}

@@ -27,7 +27,16 @@ from hermes_rl.tools.native import NATIVE_TOOLS
 from hermes_rl.tools.toolsets import TOOLSETS, Availability, toolset_tools
 from hermes_rl.types import JSONObject
 
-__all__ = ["NOTHING", "Catalog", "ask", "ask_blocking", "catalog_of", "is_wanted"]
+__all__ = [
+    "NOTHING",
+    "Catalog",
+    "ask",
+    "ask_blocking",
+    "catalog_of",
+    "is_wanted",
+    "read_answer",
+    "survey_questions",
+]
 
 ASK_TIMEOUT_S = 120.0
 """Importing hermes-agent for the first time compiles 800 modules."""
@@ -169,6 +178,7 @@ def _communicate(process: subprocess.Popen[str], settings: LegacySettings) -> tu
 
 
 def survey_questions() -> JSONObject:
+    """Return what a worker is asked about hermes-agent's tools."""
     return {"known": sorted(KNOWN), "wanted": sorted({*OFFERED, *BY_NAME})}
 
 
@@ -193,6 +203,7 @@ def _catalog(settings: LegacySettings, answer: str, complaint: str) -> Catalog:
 
 
 def read_answer(answer: Mapping[str, Any]) -> Catalog:
+    """Return what a worker said that there is."""
     schemas = {schema["function"]["name"]: schema for schema in answer["definitions"]}
     return Catalog(
         version=answer["version"],

@@ -31,6 +31,7 @@ __all__ = [
     "get_tool_definitions",
     "handle_function_call",
     "hermes_here",
+    "in_event_loop",
     "resize_tool_pool",
     "tool_executor",
 ]

@@ -20,7 +20,15 @@ from hermes_rl.runlog.schema import (
 )
 from hermes_rl.types import JSONObject, Message
 
-__all__ = ["RecordedRun", "Transcript", "read_config", "read_run", "read_transcript"]
+__all__ = [
+    "Key",
+    "RecordedRun",
+    "Transcript",
+    "read_config",
+    "read_metrics",
+    "read_run",
+    "read_transcript",
+]
 
 Key = tuple[str, int]
 """A task id and an attempt."""

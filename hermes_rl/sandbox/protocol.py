@@ -203,7 +203,7 @@ class Sandbox(Protocol):
                 also if only the time of its last change of status shows that it was written
                 since the sandbox was made. Then the image's own content is listed, too, where a
                 program has linked, renamed or touched it. A search that was stopped, took too
-                long or found too much is the change :data:`UNFINISHED_SEARCH`.
+                long or found too much is the change :data:`~hermes_rl.sandbox.UNFINISHED_SEARCH`.
         """
         ...
 

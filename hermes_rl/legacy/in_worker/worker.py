@@ -20,7 +20,7 @@ from .home import make_home, set_environment
 from .keeper import LOG_NAME, keep
 from .threads import BoundedThreads
 
-__all__ = ["main"]
+__all__ = ["main", "survey"]
 
 MAX_LOG_BYTES = 16 << 20
 """The log starts anew beyond it; looked at with every frame."""
