@@ -8,7 +8,14 @@ from pathlib import Path
 import anyio
 import pytest
 
-from hermes_rl.errors import CreateError, FileError, SandboxError, SandboxGone, Unsupported
+from hermes_rl.errors import (
+    BackendUnavailable,
+    CreateError,
+    FileError,
+    SandboxError,
+    SandboxGone,
+    Unsupported,
+)
 from hermes_rl.sandbox import (
     Backend,
     Capability,
@@ -92,6 +99,13 @@ class LifeConformance(ConformanceBase):
         with pytest.raises(Unsupported) as caught:
             await backend.create(replace(self.spec, **{field: value}))
         assert caught.value.capability == capability.value
+
+    @needs(Capability.IMAGES)
+    async def test_an_image_that_does_not_exist_is_no_sandbox(self, backend: Backend) -> None:
+        """A sandbox of another image is never given out in its place."""
+        image = "localhost:1/hermes-conformance-none:1"
+        with pytest.raises((CreateError, BackendUnavailable)):
+            await backend.create(replace(self.spec, image=image, dockerfile_dir=None))
 
     async def test_spec_directory_is_where_commands_run(self, backend: Backend) -> None:
         """Commands and relative paths start in the spec's directory."""
