@@ -135,12 +135,16 @@ class Execution(Waiter):
         self._stdin_changed.set()
         self._stdin_changed = anyio.Event()
 
+    async def wait_for(self, change: anyio.Event) -> None:
+        """Wait until the sandbox has done something."""
+        await change.wait()
+
     async def feed(self, channel: OutpostChannel, data: bytes) -> bool:
         """Send standard input; False when the process does not read it any more."""
         view = memoryview(data)
         while view:
             while self._stdin_room <= 0 and not self._stdin_closed:
-                await self._stdin_changed.wait()
+                await self.wait_for(self._stdin_changed)
             if self._stdin_closed:
                 return False
             piece = view[: self._stdin_room]
@@ -309,7 +313,7 @@ class OutpostProcess(Execution):
                 self.check()
                 raise StopAsyncIteration
             self._arrived = anyio.Event()
-            await self._arrived.wait()
+            await self.wait_for(self._arrived)
         chunk = self._chunks.popleft()
         self._consumed_bytes += len(chunk.data)
         self._unread_bytes -= len(chunk.data)
@@ -363,10 +367,16 @@ class StreamContext:
     It holds no cancel scope, so it may be left from another task than the one that entered it.
     """
 
-    def __init__(self, channel: OutpostChannel, request: RunRequest) -> None:
+    def __init__(
+        self,
+        channel: OutpostChannel,
+        request: RunRequest,
+        *,
+        process: OutpostProcess | None = None,
+    ) -> None:
         self._channel = channel
         self._request = request
-        self._process = OutpostProcess(channel, request)
+        self._process = process or OutpostProcess(channel, request)
         self._registration = channel.waiting(self._process)
 
     async def __aenter__(self) -> OutpostProcess:

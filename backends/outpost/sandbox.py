@@ -422,8 +422,14 @@ class OutpostSandbox:
         """Copy a local file or directory; see :meth:`hermes_rl.sandbox.Sandbox.upload`."""
         await self._settle()
         self._check(user=user)
-        async with self._transfers:
-            await upload(self._channel, local, remote, threads=self._threads, user=user)
+        await upload(
+            self._channel,
+            local,
+            remote,
+            places=self._transfers,
+            threads=self._threads,
+            user=user,
+        )
 
     async def download(
         self, remote: str, local: Path, *, max_bytes: int = 1 << 30, user: str | None = None
@@ -431,15 +437,15 @@ class OutpostSandbox:
         """Copy a file or directory out; see :meth:`hermes_rl.sandbox.Sandbox.download`."""
         await self._settle()
         self._check(user=user)
-        async with self._transfers:
-            await download(
-                self._channel,
-                remote,
-                local,
-                max_bytes=max_bytes,
-                threads=self._threads,
-                user=user,
-            )
+        await download(
+            self._channel,
+            remote,
+            local,
+            max_bytes=max_bytes,
+            places=self._transfers,
+            threads=self._threads,
+            user=user,
+        )
 
 
 def _dir_entries(data: bytes) -> Iterator[DirEntry]:

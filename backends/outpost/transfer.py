@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import anyio
 import anyio.to_thread
@@ -20,6 +21,8 @@ from hermes_rl.sandbox import ExecResult
 
 __all__ = ["download", "upload"]
 
+STANDSTILL_S = 2.0
+"""A transfer that has waited so long for its sandbox leaves its place, and queues for it anew."""
 BATCH_BYTES = 1 << 20
 """Handed to a worker thread at once."""
 
@@ -39,6 +42,59 @@ class TransferRequest(RunRequest):
         await channel.send(self.kind, id, pack_fields(fields))
 
 
+class _Place:
+    """A place among the transfers of a backend. One that stands still leaves it to others.
+
+    A program in the sandbox can stop what packs or unpacks there, as often and as long as it likes.
+
+    Attributes:
+        patience_s: How long the sandbox may still be waited for with the place held.
+    """
+
+    def __init__(self, places: anyio.Semaphore) -> None:
+        self.patience_s = STANDSTILL_S
+        self._places = places
+        self._is_held = False
+
+    async def __aenter__(self) -> Self:
+        await self.take()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.give_back()
+
+    async def take(self) -> None:
+        """Have the place, again if it was left to others."""
+        if not self._is_held:
+            await self._places.acquire()
+            self._is_held = True
+            self.patience_s = STANDSTILL_S
+
+    def give_back(self) -> None:
+        """Leave the place to others."""
+        if self._is_held:
+            self._is_held = False
+            self._places.release()
+
+
+class _TransferProcess(OutpostProcess):
+    """What packs or unpacks in the sandbox."""
+
+    def __init__(self, channel: OutpostChannel, request: RunRequest, place: _Place) -> None:
+        super().__init__(channel, request)
+        self._place = place
+
+    async def wait_for(self, change: anyio.Event) -> None:
+        """Wait until the sandbox has done something; without the place if that takes too long."""
+        begun_s = anyio.current_time()
+        with anyio.move_on_after(self._place.patience_s):
+            await change.wait()
+            self._place.patience_s -= anyio.current_time() - begun_s
+            return
+        self._place.give_back()
+        await change.wait()
+
+
 def _next_batch(pieces: Iterator[bytes]) -> bytes:
     batch: list[bytes] = []
     size = 0
@@ -55,6 +111,7 @@ async def upload(
     local: Path,
     remote: str,
     *,
+    places: anyio.Semaphore,
     threads: anyio.CapacityLimiter,
     user: str | None = None,
 ) -> None:
@@ -68,14 +125,17 @@ async def upload(
         cmd="", output="keep", limit_bytes=4096, kind=Kind.UNPACK, path=remote, user=user
     )
     pieces = pack(local)
-    batch = await _batch_of(pieces, local, threads)
-    async with StreamContext(channel, request) as process:
-        while batch and await process.feed(channel, batch):
-            batch = await _batch_of(pieces, local, threads)
-        await process.write_eof()
-        await process.done.wait()
-        process.check()
-        _check_outcome(process, remote, process.result.stderr if process.result else b"")
+    async with _Place(places) as place:
+        batch = await _batch_of(pieces, local, threads)
+        transfer = _TransferProcess(channel, request, place)
+        async with StreamContext(channel, request, process=transfer) as process:
+            while batch and await process.feed(channel, batch):
+                await place.take()
+                batch = await _batch_of(pieces, local, threads)
+            await process.write_eof()
+            await process.wait_for(process.done)
+            process.check()
+            _check_outcome(process, remote, process.result.stderr if process.result else b"")
 
 
 async def _batch_of(pieces: Iterator[bytes], local: Path, threads: anyio.CapacityLimiter) -> bytes:
@@ -91,6 +151,7 @@ async def download(
     local: Path,
     *,
     max_bytes: int,
+    places: anyio.Semaphore,
     threads: anyio.CapacityLimiter,
     user: str | None = None,
 ) -> None:
@@ -106,14 +167,17 @@ async def download(
     complaint = bytearray()
     batch = bytearray()
     try:
-        async with StreamContext(channel, request) as process:
-            if process.failure is None:
-                async for chunk in process:
-                    (batch if chunk.fd == 1 else complaint).extend(chunk.data)
-                    if len(batch) >= BATCH_BYTES:
-                        await _feed(unpacker, batch, local, threads)
-            _check_outcome(process, remote, bytes(complaint[:4096]))
-        await _feed(unpacker, batch, local, threads)
+        async with _Place(places) as place:
+            transfer = _TransferProcess(channel, request, place)
+            async with StreamContext(channel, request, process=transfer) as process:
+                if process.failure is None:
+                    async for chunk in process:
+                        (batch if chunk.fd == 1 else complaint).extend(chunk.data)
+                        if len(batch) >= BATCH_BYTES:
+                            await place.take()
+                            await _feed(unpacker, batch, local, threads)
+                _check_outcome(process, remote, bytes(complaint[:4096]))
+            await _feed(unpacker, batch, local, threads)
         unpacker.finish()
     finally:
         unpacker.close()

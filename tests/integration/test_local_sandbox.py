@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 
 import anyio
@@ -226,6 +227,56 @@ async def killed_and_stopped_removing(keeper: int, home: Path) -> int | None:
                 return remover if home.exists() else None
             await anyio.lowlevel.checkpoint()
     return None
+
+
+async def test_transfers_that_a_sandbox_stops_keep_no_other_from_its_own(
+    backend: LocalBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hermes_rl.backends.outpost.transfer.STANDSTILL_S", 0.3)
+    (tmp_path / "endless").touch()
+    os.truncate(tmp_path / "endless", 1 << 40)
+    (tmp_path / "small").write_text("small")
+    neighbour = await backend.create(SandboxSpec())
+    async with anyio.create_task_group() as tasks:
+        for _ in range(backend.limits.transfers or 0):
+            hostile = await backend.create(SandboxSpec())
+            keeper = int((await hostile.exec("echo $PPID", timeout_s=PATIENCE_S)).text)
+            tasks.start_soon(hostile.upload, tmp_path / "endless", "endless")
+            with anyio.fail_after(PATIENCE_S):
+                while not (transfer := children(keeper)):
+                    await anyio.sleep(0.01)
+            os.kill(transfer[0], signal.SIGSTOP)
+        with anyio.fail_after(PATIENCE_S):
+            await neighbour.upload(tmp_path / "small", "small")
+            await neighbour.download("small", tmp_path / "copy")
+        tasks.cancel_scope.cancel()
+    assert (tmp_path / "copy").read_text() == "small"
+
+
+async def test_a_transfer_that_is_stopped_and_goes_on_is_whole(
+    backend: LocalBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hermes_rl.backends.outpost.transfer.STANDSTILL_S", 0.02)
+    data = os.urandom(1 << 20) * 24
+    (tmp_path / "data").write_bytes(data)
+    sandbox = await backend.create(SandboxSpec())
+    keeper = int((await sandbox.exec("echo $PPID", timeout_s=PATIENCE_S)).text)
+
+    async def stop_and_continue() -> None:
+        while True:
+            for pid in children(keeper):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGSTOP)
+                    await anyio.sleep(0.05)
+                    os.kill(pid, signal.SIGCONT)
+            await anyio.sleep(0.05)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(stop_and_continue)
+        await sandbox.upload(tmp_path / "data", "data")
+        await sandbox.download("data", tmp_path / "copy")
+        tasks.cancel_scope.cancel()
+    assert (tmp_path / "copy").read_bytes() == data
 
 
 async def test_a_working_directory_below_home_is_made(backend: LocalBackend) -> None:
