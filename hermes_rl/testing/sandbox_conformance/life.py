@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -35,7 +36,7 @@ from hermes_rl.testing.sandbox_conformance.base import (
 __all__ = ["CapabilityConformance", "LifeConformance"]
 
 SERVE = "import os, time; open('started', 'w').write(os.environ.get('MARK', '')); time.sleep(600)"
-IMPLYING = {
+IMPLYING: dict[str, Any] = {
     "image": "hermes-conformance-none:latest",
     "dockerfile_dir": Path("no-such-context"),
     "cpus": 1.0,
@@ -89,7 +90,7 @@ class LifeConformance(ConformanceBase):
 
     @pytest.mark.parametrize(("field", "value"), IMPLYING.items())
     async def test_a_field_that_cannot_be_honoured_is_refused(
-        self, backend: Backend, field: str, value: object
+        self, backend: Backend, field: str, value: Any
     ) -> None:
         """A limit, a user or a network that the backend cannot provide is never left out."""
         spec = replace(SandboxSpec(), **{field: value})
