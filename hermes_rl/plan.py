@@ -6,7 +6,7 @@ margin, so that no lease ends under a running phase, plus an allowance for waiti
 deadline stands still while it waits for a permit or a retry of the model. ``terminal_lifetime`` is
 the lease of tasks without deadlines of their own, and a cap only where the user set it: it takes
 from the allowance first, and a cap below a task's need is an error that lists the tasks, found by
-:func:`plan_all` before anything is spent.
+:func:`plan_run` before anything is spent.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ __all__ = [
     "ToolChoice",
     "check_lifetimes",
     "missing_capabilities",
-    "plan_all",
     "plan_rollout",
     "plan_run",
     "rollout_seed",
@@ -196,25 +195,16 @@ def _with_lease(config: AgentFields, plan: RolloutPlan) -> RolloutPlan:
     return replace(plan, waiting_s=waiting_s, spec=replace(plan.spec, lease_s=lease_s))
 
 
-def plan_all(
+async def plan_run(
     config: AgentFields, tasks: Iterable[Task], *, availability: Availability | None = None
 ) -> list[RolloutPlan]:
-    """Resolve all tasks of a run.
+    """Resolve all tasks of a run, without keeping the event loop from its work.
 
     Raises:
         TaskError: A task is malformed, or an id occurs twice.
         ConfigError: ``terminal_lifetime`` was set below what tasks need (lists them), or a
             toolset is not available.
     """
-    plans = list(_plans(config, tasks, availability))
-    _check(config, plans)
-    return plans
-
-
-async def plan_run(
-    config: AgentFields, tasks: Iterable[Task], *, availability: Availability | None = None
-) -> list[RolloutPlan]:
-    """Like :func:`plan_all`, without keeping the event loop from its work."""
     plans = []
     for plan in _plans(config, tasks, availability):
         plans.append(plan)

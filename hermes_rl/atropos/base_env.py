@@ -32,7 +32,6 @@ import anyio.to_thread
 from hermes_rl.atropos.config import HermesAgentEnvConfig
 from hermes_rl.atropos.environment_log import EnvironmentLog
 from hermes_rl.atropos.evaluating import (
-    eval_metrics,
     evaluate_items,
     run_directory,
     write_evaluation,
@@ -52,6 +51,7 @@ from hermes_rl.evaluation import OnProgress
 from hermes_rl.loop_limiter import LoopLimiter
 from hermes_rl.plan import ToolChoice, rollout_seed
 from hermes_rl.results import RolloutResult
+from hermes_rl.runlog.exports import flat_metrics
 from hermes_rl.runlog.scores import Summary
 from hermes_rl.sandbox import SandboxSpec
 from hermes_rl.tasks import Deadlines, Task
@@ -367,7 +367,7 @@ class HermesAgentBaseEnv(EnvironmentLog):
             on_progress=self.on_progress,
         )
         self.evaluations.append(summary)
-        await self.wandb_log(dict(eval_metrics(summary)))
+        await self.wandb_log(flat_metrics(summary))
         return summary
 
     async def rollout_and_score_eval(self, item: Any) -> JSONObject:

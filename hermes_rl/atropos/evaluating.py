@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +18,11 @@ from hermes_rl.errors import ConfigError, TaskError
 from hermes_rl.evaluation import Evaluation, OnProgress, run_header
 from hermes_rl.evaluation_plan import check_size, check_solutions, model_label
 from hermes_rl.loop_limiter import LoopLimiter
-from hermes_rl.plan import plan_all
-from hermes_rl.runlog.exports import flat_metrics
+from hermes_rl.plan import plan_run
 from hermes_rl.runlog.files import RESULTS, write_whole
 from hermes_rl.runlog.reader import read_run
 from hermes_rl.runlog.resume import check_same_run
+from hermes_rl.runlog.schema import RunHeader
 from hermes_rl.runlog.scores import Summary
 from hermes_rl.runlog.writer import RunLog
 from hermes_rl.task_selection import TaskSelection, select
@@ -30,8 +31,9 @@ from hermes_rl.types import JSONObject
 if TYPE_CHECKING:
     from hermes_rl.atropos.base_env import HermesAgentBaseEnv
 
-__all__ = ["eval_metrics", "evaluate_items", "run_directory", "write_evaluation"]
+__all__ = ["evaluate_items", "run_directory", "write_evaluation"]
 
+_reading = LoopLimiter(1)
 _writing = LoopLimiter(1)
 
 
@@ -69,20 +71,10 @@ async def evaluate_items(
         HermesRLError: What stopped the run; what finished is recorded.
     """
     config = env.config
-    tasks = [env.task_of(item) for item in items]
-    chosen = select(tasks, task_filter=config.task_filter, skip_tasks=config.skip_tasks)
-    by_id = {task.id: task for task in chosen}
-    if len(by_id) != len(chosen):
-        raise TaskError("Two items have the same id; give each its own 'id'.")
-    check_size(len(chosen), config.attempts)
-    plans = plan_all(config, chosen, availability=engine.availability)
-    version = getattr(env, "version", None)
-    selection = TaskSelection(
-        name=env.name or type(env).__name__,
-        version=None if version is None else str(version),
-        tasks=by_id,
-    )
+    selection = _selected(env, items)
+    check_size(len(selection.tasks), config.attempts)
     check_solutions(selection, env.server_configs)
+    plans = await plan_run(config, selection.tasks.values(), availability=engine.availability)
     header = run_header(
         selection,
         config,
@@ -90,14 +82,8 @@ async def evaluate_items(
         models=[model_label(server) for server in env.server_configs],
         tools={name for plan in plans for name in plan.tool_names},
     )
-    exists = await anyio.Path(directory, RESULTS).exists()
-    if exists and not resume:
-        raise ConfigError(
-            f"{directory} holds a run already. Resume it, or name another directory with "
-            "--env.data_dir_to_save_evals."
-        )
-    if exists:
-        check_same_run(read_run(directory).header, header)
+    continues = partial(_continues_a_run, directory, header, may_resume=resume)
+    exists = await anyio.to_thread.run_sync(continues, limiter=_reading)
     settings = {"tasks": selection.name, **public_config(config, env.server_configs)}
     async with RunLog(directory, header, settings, resume=exists) as log:
         evaluation = Evaluation(
@@ -106,9 +92,32 @@ async def evaluate_items(
         return await evaluation.run()
 
 
-def eval_metrics(summary: Summary) -> dict[str, float]:
-    """Return the scores as flat metrics for wandb; their names begin with ``eval/``."""
-    return flat_metrics(summary)
+def _selected(env: HermesAgentBaseEnv, items: Sequence[Any]) -> TaskSelection:
+    config = env.config
+    tasks = [env.task_of(item) for item in items]
+    chosen = select(tasks, task_filter=config.task_filter, skip_tasks=config.skip_tasks)
+    by_id = {task.id: task for task in chosen}
+    if len(by_id) != len(chosen):
+        raise TaskError("Two items have the same id; give each its own 'id'.")
+    version = getattr(env, "version", None)
+    return TaskSelection(
+        name=env.name or type(env).__name__,
+        version=None if version is None else str(version),
+        tasks=by_id,
+    )
+
+
+def _continues_a_run(directory: Path, header: RunHeader, *, may_resume: bool) -> bool:
+    """Say whether the directory holds a run, which is then this one. Blocks."""
+    if not (directory / RESULTS).exists():
+        return False
+    if not may_resume:
+        raise ConfigError(
+            f"{directory} holds a run already. Resume it, or name another directory with "
+            "--env.data_dir_to_save_evals."
+        )
+    check_same_run(read_run(directory).header, header)
+    return True
 
 
 async def write_evaluation(

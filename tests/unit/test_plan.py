@@ -11,8 +11,8 @@ from hermes_rl.plan import (
     WAITING_ALLOWANCE_S,
     ToolChoice,
     missing_capabilities,
-    plan_all,
     plan_rollout,
+    plan_run,
     rollout_seed,
 )
 from hermes_rl.sandbox import Capability, SandboxSpec
@@ -42,9 +42,9 @@ def test_the_lease_covers_all_phases_and_the_waiting_that_is_forgiven() -> None:
 
 
 @pytest.mark.parametrize(("cap_s", "waiting_s"), [(3600, 1800), (130, 10), (120, 0)])
-def test_a_capped_lifetime_takes_from_the_waiting_first(cap_s: int, waiting_s: float) -> None:
+async def test_a_capped_lifetime_takes_from_the_waiting_first(cap_s: int, waiting_s: float) -> None:
     config = AgentFields(terminal_lifetime=cap_s)
-    (plan,) = plan_all(config, [SIXTY_SECONDS])
+    (plan,) = await plan_run(config, [SIXTY_SECONDS])
     assert plan.waiting_s == waiting_s
     assert plan.spec.lease_s <= cap_s
 
@@ -55,26 +55,28 @@ def test_tasks_without_deadlines_live_at_least_for_the_terminal_lifetime() -> No
     assert long.spec.lease_s == 600 + 9000 + 600 + LEASE_MARGIN_S + WAITING_ALLOWANCE_S
 
 
-def test_a_lifetime_below_a_tasks_need_is_an_error_that_lists_the_tasks() -> None:
+async def test_a_lifetime_below_a_tasks_need_is_an_error_that_lists_the_tasks() -> None:
     tasks = [
         FakeTask(id="short", deadlines=Deadlines(setup_s=1, agent_s=1, reward_s=1)),
         FakeTask(id="long", deadlines=Deadlines(setup_s=1, agent_s=1, reward_s=5000)),
     ]
-    assert len(plan_all(AgentFields(), tasks)) == 2
+    assert len(await plan_run(AgentFields(), tasks)) == 2
     with pytest.raises(ConfigError, match="but long need up to 5062 s") as raised:
-        plan_all(AgentFields(terminal_lifetime=3600), tasks)
+        await plan_run(AgentFields(terminal_lifetime=3600), tasks)
     assert "short" not in str(raised.value)
 
 
-def test_many_short_lived_tasks_are_listed_in_part() -> None:
+async def test_many_short_lived_tasks_are_listed_in_part() -> None:
     with pytest.raises(ConfigError, match=r"task-9 and 90 more need"):
-        plan_all(AgentFields(terminal_lifetime=1), [FakeTask(id=f"task-{i}") for i in range(100)])
+        await plan_run(
+            AgentFields(terminal_lifetime=1), [FakeTask(id=f"task-{i}") for i in range(100)]
+        )
 
 
-def test_duplicate_ids_are_refused_by_name() -> None:
+async def test_duplicate_ids_are_refused_by_name() -> None:
     tasks = [FakeTask(id="a"), FakeTask(id="b"), FakeTask(id="a")]
     with pytest.raises(TaskError, match="but a occur more than once"):
-        plan_all(AgentFields(), tasks)
+        await plan_run(AgentFields(), tasks)
 
 
 def test_the_system_prompt_comes_first() -> None:
