@@ -20,12 +20,19 @@ from hermes_rl.backends.docker_errors import EngineFailure, translated
 from hermes_rl.backends.docker_fate import FateWatch
 from hermes_rl.backends.docker_images import Image, ImageStore
 from hermes_rl.backends.docker_options import DockerOptions
+from hermes_rl.backends.docker_outage import Outage
 from hermes_rl.backends.docker_reaper import IMAGE_LABEL, Reaper
 from hermes_rl.backends.docker_runtime import ensure_volume, is_unseen_by_daemon
 from hermes_rl.backends.docker_sandbox import DockerSandbox
 from hermes_rl.backends.ownership import RUN_LABEL, Owner, labels_for
 from hermes_rl.backends.runtime import Runtime, ensure_runtime
-from hermes_rl.errors import ChannelLost, CreateError, ImageNotFound, SandboxGone
+from hermes_rl.errors import (
+    BackendUnavailable,
+    ChannelLost,
+    CreateError,
+    ImageNotFound,
+    SandboxGone,
+)
 from hermes_rl.sandbox import BackendLimits, BackendSettings, Capability, SandboxSpec
 
 __all__ = ["DockerSession", "capabilities_of", "limits_for"]
@@ -119,6 +126,7 @@ class DockerSession:
     async def _start_background(self) -> None:
         self._tasks: TaskGroup = await self._stack.enter_async_context(anyio.create_task_group())
         self._stack.callback(self._tasks.cancel_scope.cancel)
+        self._outage = Outage(self._engine)
         self._fates = FateWatch(self._engine, f"{RUN_LABEL}={self._settings.run_id}")
         self._images = ImageStore(self._engine, self._tasks, default=self._options.image)
         self._tasks.start_soon(self._fates.watch)
@@ -144,7 +152,20 @@ class DockerSession:
     # Creating
 
     async def create(self, spec: SandboxSpec) -> DockerSandbox:
-        """Start a sandbox; cancelling removes whatever was already made."""
+        """Start a sandbox; cancelling removes whatever was already made.
+
+        Raises:
+            BackendLost: The daemon has been away too long.
+            CreateError: See :meth:`hermes_rl.sandbox.Backend.create`.
+        """
+        while True:
+            try:
+                return await self._create(spec)
+            except BackendUnavailable:
+                if not await self._outage.waited_out():
+                    raise
+
+    async def _create(self, spec: SandboxSpec) -> DockerSandbox:
         image = await self._images.image_for(spec)
         try:
             return await self._start(spec, image)

@@ -31,6 +31,7 @@
     │   ├── UnsafeArchive         a transfer held a link, device, ``..`` or too much data
     │   ├── Unsupported           the backend lacks a capability; names it
     │   └── BackendUnavailable    daemon, service or binary not reachable        retryable
+    │       └── BackendLost       for longer than a run waits                    stops the run
     ├── ToolFault                 a tool broke by our fault, not by the model's
     │   └── ParserFault           a tool-call parser raised or answered with nonsense; names it
     ├── RewardError               scoring failed; the rollout is errored, never a silent zero
@@ -56,6 +57,7 @@ from collections.abc import Iterable
 from typing import ClassVar, Literal
 
 __all__ = [
+    "BackendLost",
     "BackendUnavailable",
     "Capacity",
     "ChannelLost",
@@ -355,6 +357,12 @@ class BackendUnavailable(SandboxError):
     """The daemon, service or binary behind a backend cannot be reached."""
 
     retryable = True
+
+
+class BackendLost(BackendUnavailable):
+    """What is behind the backend went away in the middle of a run and has not come back."""
+
+    stops_run = True
 
 
 class ToolFault(HermesRLError):
