@@ -28,6 +28,7 @@ from hermes_rl.backends.creation_rate import CreationRate
 from hermes_rl.backends.outpost.start import OutpostStart, outpost_options
 from hermes_rl.backends.ownership import RUN_LABEL, Owner, judge, labels_for
 from hermes_rl.backends.regular_sweep import RegularSweep
+from hermes_rl.backends.start_deadline import coming_up, too_slow
 from hermes_rl.errors import (
     CreateError,
     HermesRLError,
@@ -223,23 +224,11 @@ class CloudSession:
                 with anyio.fail_after(spec.start_timeout_s):
                     sandbox = await self._boot(spec, box, image, deadline_s)
             except TimeoutError:
-                raise self._too_slow(spec) from None
-        try:
-            with anyio.fail_after(spec.start_timeout_s):
-                await sandbox.ready(spec, timeout_s=HELLO_TIMEOUT_S)
-        except TimeoutError:
-            await sandbox.close()
-            raise self._too_slow(spec) from None
-        except BaseException:
-            await sandbox.close()
-            raise
+                raise too_slow(spec, backend=self._vendor.name) from None
+        up_by_s = anyio.current_time() + spec.start_timeout_s
+        async with coming_up(sandbox, spec, backend=self._vendor.name, deadline_s=up_by_s):
+            await sandbox.ready(spec, timeout_s=HELLO_TIMEOUT_S)
         return sandbox
-
-    def _too_slow(self, spec: SandboxSpec) -> CreateError:
-        return CreateError(
-            f"The sandbox was not up and healthy within {spec.start_timeout_s:g} s.",
-            backend=self._vendor.name,
-        )
 
     async def _image_for(self, spec: SandboxSpec) -> CloudImage:
         try:
@@ -279,7 +268,7 @@ class CloudSession:
             if flight.box is not None:
                 await self._remove_shielded(flight.box.id)
             if isinstance(error, TimeoutError):
-                raise self._too_slow(spec) from None
+                raise too_slow(spec, backend=self._vendor.name) from None
             raise
 
     async def _remove_shielded(self, id: str) -> None:

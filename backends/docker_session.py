@@ -26,6 +26,7 @@ from hermes_rl.backends.docker_runtime import ensure_volume, is_unseen_by_daemon
 from hermes_rl.backends.docker_sandbox import DockerSandbox
 from hermes_rl.backends.ownership import RUN_LABEL, Owner, labels_for
 from hermes_rl.backends.runtime import Runtime, ensure_runtime
+from hermes_rl.backends.start_deadline import coming_up, too_slow
 from hermes_rl.errors import (
     BackendUnavailable,
     ChannelLost,
@@ -182,15 +183,10 @@ class DockerSession:
                 deadline_s = anyio.current_time() + spec.start_timeout_s
                 with anyio.fail_after(spec.start_timeout_s):
                     sandbox = await self._boot(plan)
-            try:
-                with anyio.fail_after(deadline_s - anyio.current_time()):
-                    await self._prepare(sandbox, plan)
-            except BaseException:
-                await sandbox.close()
-                raise
         except TimeoutError:
-            message = f"The sandbox was not up and healthy within {spec.start_timeout_s:g} s."
-            raise CreateError(message, backend="docker") from None
+            raise too_slow(spec, backend="docker") from None
+        async with coming_up(sandbox, spec, backend="docker", deadline_s=deadline_s):
+            await self._prepare(sandbox, plan)
         return sandbox
 
     def _plan(self, spec: SandboxSpec, image: Image) -> ContainerPlan:

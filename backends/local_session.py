@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 import uuid
@@ -29,12 +28,11 @@ from hermes_rl.backends.local_sandbox import LocalSandbox
 from hermes_rl.backends.outpost.transport import SocketTransport
 from hermes_rl.backends.regular_sweep import RegularSweep
 from hermes_rl.backends.runtime import Runtime
+from hermes_rl.backends.start_deadline import coming_up
 from hermes_rl.errors import CreateError
 from hermes_rl.sandbox import BackendLimits, BackendSettings, Capability, SandboxSpec
 
 __all__ = ["LocalSession"]
-
-logger = logging.getLogger(__name__)
 
 MAX_HELPERS = 4
 FILE_THREADS = 8
@@ -163,24 +161,11 @@ class LocalSession:
         async with self._admission.start():
             deadline_s = anyio.current_time() + spec.start_timeout_s
             sandbox = await self._boot(spec)
-        try:
-            with anyio.fail_after(deadline_s - anyio.current_time()):
-                if prepare is not None:
-                    await prepare(sandbox)
-                await sandbox.ready(spec, timeout_s=spec.start_timeout_s)
-        except TimeoutError:
-            await sandbox.close()
-            raise self._too_slow(spec) from None
-        except BaseException:
-            await sandbox.close()
-            raise
+        async with coming_up(sandbox, spec, backend=self.backend, deadline_s=deadline_s):
+            if prepare is not None:
+                await prepare(sandbox)
+            await sandbox.ready(spec, timeout_s=spec.start_timeout_s)
         return sandbox
-
-    def _too_slow(self, spec: SandboxSpec) -> CreateError:
-        return CreateError(
-            f"The sandbox was not up and healthy within {spec.start_timeout_s:g} s.",
-            backend=self.backend,
-        )
 
     async def _boot(self, spec: SandboxSpec) -> LocalSandbox:
         """Make the directories and the keeper; its first word is not yet waited for."""

@@ -34,6 +34,7 @@ from hermes_rl.backends.singularity_program import (
 )
 from hermes_rl.backends.singularity_sandbox import SingularitySandbox
 from hermes_rl.backends.ssh_dockerfile import ImageRecipe, recipe_of
+from hermes_rl.backends.start_deadline import coming_up
 from hermes_rl.errors import CreateError, Unsupported
 from hermes_rl.sandbox import BackendLimits, BackendSettings, Capability, SandboxSpec
 
@@ -142,16 +143,10 @@ class SingularitySession(LocalSession):
         """Also wait for its first word: a runtime that starts is several programs at work."""
         sandbox = await super()._boot(spec)
         assert isinstance(sandbox, SingularitySandbox)
-        try:
-            with anyio.fail_after(spec.start_timeout_s):
-                await sandbox.send_options(_options_of(spec))
-                await sandbox.ready(SandboxSpec(), timeout_s=spec.start_timeout_s)
-        except TimeoutError:
-            await sandbox.close()
-            raise self._too_slow(spec) from None
-        except BaseException:
-            await sandbox.close()
-            raise
+        deadline_s = anyio.current_time() + spec.start_timeout_s
+        async with coming_up(sandbox, spec, backend=self.backend, deadline_s=deadline_s):
+            await sandbox.send_options(_options_of(spec))
+            await sandbox.ready(SandboxSpec(), timeout_s=spec.start_timeout_s)
         return sandbox
 
     def _message(self, spec: SandboxSpec, directory: SandboxDirectory) -> dict[str, object]:

@@ -19,11 +19,11 @@ from hermes_rl.backends.ssh_options import SSHOptions
 from hermes_rl.backends.ssh_plans import directory_plan, image_plan, isolated_plan
 from hermes_rl.backends.ssh_sandbox import SSHSandbox
 from hermes_rl.backends.ssh_starter import HELLO_TIMEOUT_S, Planner, SandboxStarter, new_id
+from hermes_rl.backends.start_deadline import coming_up, too_slow
 from hermes_rl.errors import (
     BackendUnavailable,
     Capacity,
     ConfigError,
-    CreateError,
     ImageNotFound,
 )
 from hermes_rl.sandbox import BackendLimits, BackendSettings, Capability, SandboxSpec
@@ -176,22 +176,15 @@ class SSHSession:
                     self._sandboxes[id] = sandbox
         except TimeoutError:
             self._free_place(host, id)
-            raise _too_slow(spec) from None
+            raise too_slow(spec, backend="ssh") from None
         except BaseException:
             self._free_place(host, id)
             raise
-        try:
-            with anyio.fail_after(deadline_s - anyio.current_time()):
-                await self._starter.hear(sandbox)
-                if recipe is not None:
-                    await recipe.apply(sandbox, threads=self._starter.threads)
-                await sandbox.ready(spec, timeout_s=HELLO_TIMEOUT_S)
-        except TimeoutError:
-            await sandbox.close()
-            raise _too_slow(spec) from None
-        except BaseException:
-            await sandbox.close()
-            raise
+        async with coming_up(sandbox, spec, backend="ssh", deadline_s=deadline_s):
+            await self._starter.hear(sandbox)
+            if recipe is not None:
+                await recipe.apply(sandbox, threads=self._starter.threads)
+            await sandbox.ready(spec, timeout_s=HELLO_TIMEOUT_S)
         return sandbox
 
     async def _take_place(self, host: SSHHost, id: str, spec: SandboxSpec) -> None:
@@ -233,9 +226,3 @@ class SSHSession:
             files=facts.images[recipe.image],
             workdir=spec.workdir or recipe.workdir or "/",
         )
-
-
-def _too_slow(spec: SandboxSpec) -> CreateError:
-    return CreateError(
-        f"The sandbox was not up and healthy within {spec.start_timeout_s:g} s.", backend="ssh"
-    )
