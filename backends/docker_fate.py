@@ -17,6 +17,7 @@ import anyio
 
 from hermes_rl.backends.docker_engine import DockerEngine
 from hermes_rl.backends.docker_errors import EngineFailure
+from hermes_rl.backends.outpost.outpost import EXIT_TAMPERED
 from hermes_rl.errors import SandboxGone
 
 __all__ = ["Fate", "FateWatch", "gone"]
@@ -135,9 +136,10 @@ def gone(fate: Fate, *, sandbox_id: str, expired: bool) -> SandboxGone:
     elif number == signal.SIGKILL:
         # Nothing inside can send SIGKILL to its PID 1: this came from the host.
         error = SandboxGone("The sandbox was killed from the host.", cause="killed")
-    elif name:
+    elif name or fate.exit_code == EXIT_TAMPERED:
+        how = f"killed from inside ({name})" if name else "tampered with"
         error = SandboxGone(
-            f"The sandbox ended: its supervisor was killed from inside ({name}).",
+            f"The sandbox ended: its supervisor was {how}.",
             cause="killed",
             by_agent=True,
         )

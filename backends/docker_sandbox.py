@@ -6,6 +6,7 @@ process inside the sandbox: the engine reads the file system itself and reports 
 
 from __future__ import annotations
 
+import errno
 import posixpath
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -27,6 +28,8 @@ from hermes_rl.backends.docker_errors import TIMED_OUT, EngineFailure, sandbox_e
 from hermes_rl.backends.docker_fate import FateWatch, gone
 from hermes_rl.backends.docker_upload import LARGE_BYTES, Place, put, size_of
 from hermes_rl.backends.outpost.channel import Loss
+from hermes_rl.backends.outpost.frames import Kind, pack_fields
+from hermes_rl.backends.outpost.outpost import MAX_DATABASE_BYTES
 from hermes_rl.backends.outpost.process import RunRequest
 from hermes_rl.backends.outpost.sandbox import OutpostSandbox
 from hermes_rl.backends.runtime import MOUNT_POINT
@@ -145,7 +148,7 @@ class DockerSandbox(OutpostSandbox):
 
     @asynccontextmanager
     async def _paused(self) -> AsyncIterator[None]:
-        self._check()
+        await self._check_engine_access()
         self._channel.is_paused = True
         try:
             with translated("use", sandbox_id=self.id):
@@ -168,6 +171,24 @@ class DockerSandbox(OutpostSandbox):
                 await self._engine.unpause(self.container)
         self._channel.is_paused = False
 
+    async def _check_engine_access(self) -> None:
+        """Refuse what would make the engine wait for the agent, or read without end.
+
+        The engine reads the sandbox's tables of users and groups for every command and file,
+        whatever user it is told. A pipe there never answers: the container could not even be
+        removed any more. Frozen, the sandbox can neither answer nor change; it was asked before.
+        """
+        self._check()
+        if self._channel.is_paused:
+            return
+        for path in ("/etc/passwd", "/etc/group"):
+            fields = {"path": path, "offset": MAX_DATABASE_BYTES, "limit": 0, "user": "0"}
+            reply = await self._channel.ask(Kind.READ, pack_fields(fields))
+            if reply.failure is not None and reply.failure.number in (errno.EINVAL, errno.EFBIG):
+                await self._remove_container(self.container)
+                reason = f"its {path} is nothing that the engine could read"
+                raise self._unusable(reason, by_agent=True)
+
     async def changes(self, *, suspects: str = "") -> Sequence[Change]:
         """List what differs from the image, without the mount point of our interpreter."""
         self._check()
@@ -183,6 +204,7 @@ class DockerSandbox(OutpostSandbox):
         Whatever keeps the search from its end is in the sandbox, where an agent may have put it:
         that is told as a change, because another try must not be what an agent gets for it.
         """
+        await self._check_engine_access()
         created = (await self._engine.inspect(self.container))["Created"]
         since_s = datetime.fromisoformat(created).timestamp()
         program = self._plan.runtime.argv("rewritten", str(since_s), suspects)
@@ -206,7 +228,7 @@ class DockerSandbox(OutpostSandbox):
 
     async def _read_trusted(self, path: str, *, max_bytes: int, offset: int) -> bytes:
         """Read a regular file through the engine. A link is refused, not followed."""
-        self._check()
+        await self._check_engine_access()
         full = posixpath.join(self._plan.workdir, self._without_tilde(path))
         with translated("file", sandbox_id=self.id, path=path):
             async with self._engine.get_archive(self.container, full) as (stat, chunks):
@@ -232,6 +254,7 @@ class DockerSandbox(OutpostSandbox):
         if place is None:
             await super().upload(local, remote, user=user)
             return
+        await self._check_engine_access()
         async with self._transfers:
             with translated("file", sandbox_id=self.id, path=remote):
                 await put(self._engine, self.container, local, place, threads=self._threads)
@@ -255,6 +278,7 @@ class DockerSandbox(OutpostSandbox):
 
     async def _exec_trusted(self, request: RunRequest) -> ExecResult:
         """Run a command by the engine, which also says how it ended. Stateless."""
+        await self._check_engine_access()
         shell = self._hello.shell if self._hello else ""
         if isinstance(request.cmd, str) and not shell:
             message = b"hermes: the image has no shell: pass an argument list\n"

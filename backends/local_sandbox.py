@@ -14,6 +14,7 @@ from hermes_rl.backends.local_directories import SandboxDirectory, remove_tree
 from hermes_rl.backends.local_nursery import NurseryClient
 from hermes_rl.backends.outpost.channel import Loss
 from hermes_rl.backends.outpost.frames import Kind
+from hermes_rl.backends.outpost.outpost import EXIT_TAMPERED
 from hermes_rl.backends.outpost.sandbox import OutpostSandbox
 from hermes_rl.backends.outpost.transport import SocketTransport
 from hermes_rl.errors import BackendUnavailable, SandboxError, SandboxGone
@@ -98,8 +99,11 @@ class LocalSandbox(OutpostSandbox):
             await self._nursery.wait_ended(self.id)
         if (error := self._did_not_start()) is not None:
             return error
-        if os.WIFSIGNALED(self._nursery.statuses.get(self.id, 0)):
+        status = self._nursery.statuses.get(self.id, 0)
+        if os.WIFSIGNALED(status):
             return self._broken("something in it killed its supervisor")
+        if os.waitstatus_to_exitcode(status) == EXIT_TAMPERED:
+            return self._broken("something in it tampered with its supervisor")
         return self._broken(loss.reason) if loss.is_by_agent else self._gone(loss.reason)
 
     def _broken(self, why: str) -> SandboxGone:

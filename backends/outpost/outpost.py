@@ -70,6 +70,8 @@ INLINE_OUTPUT_BYTES = 64 * 1024  # kept output that travels inside the result fr
 MAX_ARGUMENT_BYTES = 100 * 1000  # the kernel takes 128 KiB per argument
 MAX_PENDING_BYTES = 64 << 20  # of a command text that comes in pieces
 MAX_LIST_ENTRIES = 10000
+MAX_DATABASE_BYTES = 1 << 20  # of users or groups
+EXIT_TAMPERED = 93  # something inside wrote into our stream or limited us
 MAX_SCANNED_ENTRIES = 200000  # directory entries looked at for one list request
 TAIL_INTERVAL_S = 0.1  # between two reports of a rolling tail
 SETTLE_S = 0.01  # from a process' end to its result, if its output is still held open
@@ -251,15 +253,24 @@ class User:
         self.home = home
 
 
-def database(path: str) -> List[List[bytes]]:
-    return [line.split(b":") for line in slurp(path).splitlines() if line.count(b":") >= 3]
+def database(path: bytes) -> List[List[bytes]]:
+    """Read a table of users or groups; one that is no honest file is empty."""
+    try:
+        fd = open_regular(path)
+    except (OSError, Refused):
+        return []
+    try:
+        text = b"".join(read_pieces(fd, 0, MAX_DATABASE_BYTES))
+    except OSError:
+        return []
+    return [line.split(b":") for line in text.splitlines() if line.count(b":") >= 3]
 
 
 def look_up_user(text: bytes) -> User:
     """Resolve ``name``, ``uid``, ``name:group`` or ``uid:gid``."""
     wanted, _, wanted_group = text.partition(b":")
     row = None
-    for entry in database("/etc/passwd"):
+    for entry in database(b"/etc/passwd"):
         if len(entry) >= 6 and (entry[0] == wanted or entry[2] == wanted):
             row = entry
             break
@@ -267,7 +278,7 @@ def look_up_user(text: bytes) -> User:
         raise Refused(errno.ENOENT, "no user %s in the sandbox" % os.fsdecode(wanted), "user")
     uid, gid = (int(row[2]), int(row[3])) if row else (int(wanted), 0)
     name, home = (row[0], row[5]) if row else (wanted, b"/")
-    groups = database("/etc/group")
+    groups = database(b"/etc/group")
     if wanted_group:
         matches = [int(g[2]) for g in groups if wanted_group in (g[0], g[2])]
         if not matches and not wanted_group.isdigit():
@@ -1088,6 +1099,15 @@ def open_regular(path: bytes) -> int:
     raise Refused(errno.EINVAL, "not a regular file")
 
 
+def open_in_place(path: bytes) -> int:
+    """Open for writing and make empty; what is a pipe by now does not hold us up."""
+    fd = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    if stat.S_ISREG(os.fstat(fd).st_mode):
+        return fd
+    os.close(fd)
+    raise Refused(errno.EINVAL, "not a regular file")
+
+
 class Writing:
     """A file being written: into a temporary beside it, renamed at the end.
 
@@ -1147,7 +1167,7 @@ class Writing:
         if self.old is None:
             raise Refused(errno.EACCES, os.strerror(errno.EACCES))
         self.in_place = True
-        self.fd = os.open(self.target, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
+        self.fd = open_in_place(self.target)
 
     def add(self, data: bytes) -> None:
         write_all(self.fd, data)
@@ -1165,7 +1185,7 @@ class Writing:
 
     def copy_over(self) -> None:
         """The target is a mount point (Docker's /etc/hosts): keep its inode."""
-        target = os.open(self.target, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
+        target = open_in_place(self.target)
         try:
             os.lseek(self.fd, 0, os.SEEK_SET)
             while True:
@@ -1207,11 +1227,12 @@ def pack_tree(top: bytes, fd: int) -> None:
     import tarfile
 
     for path, name in tree_entries(top):
+        source = -1
         try:
             info = os.lstat(path)
-            source = (
-                os.open(path, os.O_RDONLY | os.O_NOFOLLOW) if stat.S_ISREG(info.st_mode) else -1
-            )
+            if stat.S_ISREG(info.st_mode):
+                source = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY)
+                info = os.fstat(source)  # it may be another file by now
         except FileNotFoundError:
             continue
         member = tarfile.TarInfo(os.fsdecode(name))
@@ -1646,7 +1667,7 @@ class Outpost:
             try:
                 writing.commit()
                 self.link.send(DONE, id)
-            except OSError as error:
+            except (Refused, OSError) as error:
                 writing.abandon()
                 self.fail(id, error)
 
@@ -2241,16 +2262,18 @@ def read_exactly(fd: int, size: int) -> bytes:
     return data
 
 
-def main(arguments: Sequence[str]) -> None:
+def main(arguments: Sequence[str]) -> int:
+    """Serve to the end; return our exit code, which nothing in the sandbox can take away."""
     fd_in, fd_out = private_streams()
     options = parse_options(arguments)
     for size in options.pop("more-options", []):
         more = os.fsdecode(read_exactly(fd_in, int(size))).split("\0")
         for name, values in parse_options(more).items():
             options.setdefault(name, []).extend(values)
-    Outpost(options, fd_in, fd_out).serve()
+    outpost = Outpost(options, fd_in, fd_out)
+    outpost.serve()
+    return EXIT_TAMPERED if outpost.ending in ("garbage", "limited") else 0
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
-    os._exit(0)
+    os._exit(main(sys.argv[1:]))

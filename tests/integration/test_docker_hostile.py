@@ -6,7 +6,7 @@ Beside each attack a neighbour in the same engine does ordinary work; its result
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import anyio
@@ -238,6 +238,65 @@ async def test_a_forged_length_ends_the_sandbox_as_the_agents_doing(
     async with attacked(settings) as victim:
         with pytest.raises(SandboxGone) as caught:
             await victim.exec(FORGE.format(too_long) + "sleep 20", timeout_s=30)
+        assert caught.value.by_agent
+
+
+async def test_a_last_word_that_is_taken_away_is_learnt_from_the_exit_code(
+    settings: BackendSettings,
+) -> None:
+    garble = """
+    for fd in /proc/1/fd/*; do
+      [ -p $fd ] || continue
+      case $(grep ^flags: /proc/1/fdinfo/${fd##*/}) in
+        *1) cat $fd > /dev/null & cat $fd > /dev/null & cat $fd > /dev/null & ;;
+        *) (sleep 1; head -c 100 /dev/zero > $fd) & ;;
+      esac
+    done
+    sleep 20"""
+    async with attacked(settings) as victim:
+        with pytest.raises(SandboxGone) as caught:
+            await victim.exec(garble, timeout_s=60)
+        assert caught.value.by_agent
+
+
+UNREADABLE = {
+    "pipe": "mkfifo",
+    "link": "mkfifo /pipe; ln -s /pipe",
+    "endless": "truncate -s 1T",
+}
+ENGINE_USES: dict[str, Callable[[Sandbox], Awaitable[object]]] = {
+    "exec": lambda box: box.exec(["true"], timeout_s=9, session=None, trusted=True),
+    "read": lambda box: box.read("/etc/hostname", max_bytes=100, trusted=True),
+    "pause": lambda box: _pause(box),
+    "changes": lambda box: box.changes(suspects="x"),
+}
+
+
+async def _pause(sandbox: Sandbox) -> None:
+    async with sandbox.pause():
+        pass
+
+
+@pytest.mark.parametrize(
+    ("table", "use", "how"),
+    [
+        ("passwd", "exec", "endless"),
+        ("passwd", "changes", "link"),
+        ("group", "pause", "pipe"),
+        ("group", "read", "pipe"),
+    ],
+)
+async def test_tables_of_users_that_would_hold_the_engine_up_end_the_sandbox(
+    settings: BackendSettings, table: str, use: str, how: str
+) -> None:
+    async with attacked(settings) as victim:
+        path = f"/etc/{table}"
+        await victim.exec(f"rm {path}; {UNREADABLE[how]} {path}", timeout_s=10)
+        # The supervisor, which reads them too, is not held up; the daemon would be for good.
+        as_root = await victim.exec(["id", "-u"], timeout_s=30, session=None, user="0")
+        assert as_root.text == "0\n"
+        with anyio.fail_after(60), pytest.raises(SandboxGone, match=path) as caught:
+            await ENGINE_USES[use](victim)
         assert caught.value.by_agent
 
 
