@@ -23,6 +23,7 @@ from functools import partial
 from typing import Any
 
 import anyio.lowlevel
+import httpx
 import orjson
 
 from hermes_rl.config import ServerConfig
@@ -92,6 +93,7 @@ async def open_openai(
     reasoning_in_history: ReasoningInHistory = "auto",
     policy: RetryPolicy | None = None,
     environ: Mapping[str, str] = os.environ,
+    transport: httpx.AsyncBaseTransport | None = None,
 ) -> AsyncIterator[OpenAIModel]:
     """Open a server of type ``openai``; its connections close with the context.
 
@@ -105,13 +107,16 @@ async def open_openai(
         reasoning_in_history: See :class:`~hermes_rl.model.wire.WireFormat`.
         policy: Bounds of retries.
         environ: Where keys are looked up.
+        transport: In place of ours, for a proxy or certificates of your own; yours to close.
 
     Raises:
         ConfigError: Address or key are missing or unusable.
     """
     address = resolve_address(config, environ)
     limiter = limiter or AdaptiveLimiter(config.num_max_requests_at_once, name=address.base_url)
-    async with open_endpoint(address.base_url, api_key=address.api_key) as endpoint:
+    async with open_endpoint(
+        address.base_url, api_key=address.api_key, transport=transport
+    ) as endpoint:
         listed = await _listed_model(endpoint, config)
         found = str(listed.get("id") or config.model_name)
         yield OpenAIModel(
