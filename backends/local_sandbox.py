@@ -100,6 +100,9 @@ class LocalSandbox(OutpostSandbox):
         if (error := self._did_not_start()) is not None:
             return error
         status = self._nursery.statuses.get(self.id, 0)
+        if os.WIFSIGNALED(status) and Capability.ISOLATION in self.capabilities:
+            # Nothing inside sees the process that isolates it: this came from the host.
+            return self._killed("it was killed from the host", by_agent=False)
         if os.WIFSIGNALED(status):
             return self._broken("something in it killed its supervisor")
         if os.waitstatus_to_exitcode(status) == EXIT_TAMPERED:
@@ -107,10 +110,13 @@ class LocalSandbox(OutpostSandbox):
         return self._broken(loss.reason) if loss.is_by_agent else self._gone(loss.reason)
 
     def _broken(self, why: str) -> SandboxGone:
+        return self._killed(why, by_agent=True)
+
+    def _killed(self, why: str, *, by_agent: bool) -> SandboxGone:
         return SandboxGone(
             f"Sandbox {self.id} is gone: {why}.",
             cause="killed",
-            by_agent=True,
+            by_agent=by_agent,
             backend=self.backend,
             sandbox_id=self.id,
         )

@@ -204,3 +204,27 @@ async def test_without_bubblewrap_it_is_an_error_or_a_warning(
 def test_a_misspelt_isolation_is_named() -> None:
     with pytest.raises(ConfigError, match="local_isolation"):
         create_backend(BackendSettings(run_id="test", options={"local_isolation": "docker"}))
+
+
+async def test_killed_from_the_host_is_not_the_agents_doing(backend: LocalBackend) -> None:
+    sandbox = await backend.create(SandboxSpec())
+    mark = os.fsencode(sandbox.id)
+    (outer,) = [pid for helper in below(os.getpid(), b"nursery.py") for pid in below(helper, mark)]
+    os.kill(outer, signal.SIGKILL)
+    with pytest.raises(SandboxGone, match="from the host") as gone:
+        await sandbox.exec("sleep 60", timeout_s=60)
+    assert (gone.value.cause, gone.value.by_agent, gone.value.retryable) == ("killed", False, True)
+
+
+def below(parent: int, word: bytes) -> list[int]:
+    """The children of a process that have a word on their command line."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (path / "stat").read_bytes().rpartition(b")")[2].split()
+            line = (path / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if int(fields[1]) == parent and word in line:
+            found.append(int(path.name))
+    return found
