@@ -38,6 +38,7 @@ from hermes_rl.model.http import Endpoint, open_endpoint
 from hermes_rl.model.limiter import AdaptiveLimiter
 from hermes_rl.model.llamacpp_wire import (
     FINISH,
+    LONG_ARRAYS,
     REPLY,
     SAMPLERS,
     encoded,
@@ -45,6 +46,7 @@ from hermes_rl.model.llamacpp_wire import (
     read_ids,
     read_logprobs,
 )
+from hermes_rl.model.long_reply import read_reply
 from hermes_rl.model.protocol import Renderer
 from hermes_rl.model.retry import Retrier
 from hermes_rl.model.sample import Sample
@@ -209,13 +211,14 @@ class LlamaCppServer:
         if not text:
             return []
         fields = {"content": text, "add_special": False, "parse_special": control}
-        return read_ids(await self._ask("/tokenize", fields, SMALL_REQUEST_S))
+        return list(read_ids(await self._ask("/tokenize", fields, SMALL_REQUEST_S)))
 
     async def opening(self) -> list[int]:
         """Return the ids that every prompt begins with: BOS, where the model has one."""
         if self._opening is None:
             fields = {"content": "", "add_special": True}
-            self._opening = read_ids(await self._ask("/tokenize", fields, SMALL_REQUEST_S))
+            reply = await self._ask("/tokenize", fields, SMALL_REQUEST_S)
+            self._opening = list(read_ids(reply))
         return list(self._opening)
 
     async def detokenize(self, ids: Sequence[int]) -> str:
@@ -254,13 +257,9 @@ class LlamaCppServer:
         raise ModelProtocolError(f"{self.name} gives no log-probability for token {token_id}.")
 
     async def _ask(self, path: str, fields: JSONObject, timeout_s: float) -> JSONObject:
-        try:
-            data = orjson.loads(await self._post(path, fields, timeout_s))
-        except orjson.JSONDecodeError:
-            data = None
-        if not isinstance(data, dict):
-            raise ModelProtocolError(f"{self._endpoint.base_url}{path} gave no JSON object.")
-        return data
+        body = await self._post(path, fields, timeout_s)
+        server = f"{self._endpoint.base_url}{path}"
+        return await read_reply(body, LONG_ARRAYS, lambda reply: reply, server=server)
 
     async def _post(self, path: str, fields: JSONObject, timeout_s: float) -> bytes:
         try:

@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 
 from hermes_rl.errors import ModelProtocolError
+from hermes_rl.model.long_reply import LongArray, TokenLogprobs, floats, ints
 from hermes_rl.model.sample import Finish
 from hermes_rl.model.wire import valid_unicode
 from hermes_rl.packed import Packed
@@ -15,6 +16,7 @@ from hermes_rl.types import JSONObject
 
 __all__ = [
     "FINISH",
+    "LONG_ARRAYS",
     "REPLY",
     "SAMPLERS",
     "encoded",
@@ -55,7 +57,25 @@ REPLY = {
         "timings/cache_n",
     ],
 }
+_OTHER_TOKENS = "The server's log-probabilities are not those of its tokens."
 FINISH: Mapping[object, Finish] = {"eos": "stop", "limit": "length"}
+
+
+def _entries(entries: Sequence[Mapping[str, Any]]) -> TokenLogprobs:
+    return TokenLogprobs(ints([e["id"] for e in entries]), floats([e["logprob"] for e in entries]))
+
+
+LONG_ARRAYS = (
+    LongArray(key=b'"tokens":', read=ints),
+    LongArray(
+        key=b'"completion_probabilities":',
+        tail=b"]}",
+        head=b'{"id":',
+        after=b',"stop_type":',
+        read=_entries,
+    ),
+)
+"""What grows with the tokens in a reply."""
 
 
 def encoded(fields: JSONObject) -> bytes:
@@ -72,29 +92,37 @@ def _listed(value: object) -> list[int]:
     raise TypeError
 
 
-def read_ids(reply: JSONObject) -> list[int]:
+def read_ids(reply: JSONObject) -> Sequence[int]:
     """Return the token ids of an answer.
 
     Raises:
         ModelProtocolError: It has none.
     """
     ids = reply.get("tokens")
+    if isinstance(ids, Packed):
+        return ids
     if not isinstance(ids, list) or set(map(type, ids)) - {int}:
         raise ModelProtocolError("The server gave no token ids; is it llama.cpp?")
     return ids
 
 
-def read_logprobs(reply: JSONObject, ids: Sequence[int]) -> list[float] | None:
+def read_logprobs(reply: JSONObject, ids: Sequence[int]) -> Sequence[float] | None:
     """Return one log-probability per id, None if the server left some out.
 
     Raises:
         ModelProtocolError: They are those of other ids.
     """
     entries = reply.get("completion_probabilities") or []
+    if isinstance(entries, TokenLogprobs):
+        if len(entries.ids) != len(ids):
+            return None
+        if entries.ids != ids:
+            raise ModelProtocolError(_OTHER_TOKENS)
+        return entries.logprobs
     if len(entries) != len(ids):
         return None
     if any(entry["id"] != token_id for entry, token_id in zip(entries, ids, strict=True)):
-        raise ModelProtocolError("The server's log-probabilities are not those of its tokens.")
+        raise ModelProtocolError(_OTHER_TOKENS)
     return [float(entry["logprob"]) for entry in entries]
 
 

@@ -17,12 +17,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 from hermes_rl.config import ServerConfig
 from hermes_rl.errors import ConfigError, ModelError, ModelProtocolError, ModelTransient
 from hermes_rl.model.failures import ServerError, classify
 from hermes_rl.model.http import Endpoint
 from hermes_rl.model.limiter import AdaptiveLimiter
+from hermes_rl.model.long_reply import LongArray, TokenLogprobs, floats, ints
 from hermes_rl.model.sample import Sample
 from hermes_rl.model.stock_server import (
     UNNAMED,
@@ -42,11 +44,20 @@ from hermes_rl.types import JSONObject, ToolCallParser
 __all__ = ["SGLangServer", "open_sglang"]
 
 
+def _pairs(entries: Sequence[Sequence[Any]]) -> TokenLogprobs:
+    return TokenLogprobs(ints([e[1] for e in entries]), floats([e[0] for e in entries]))
+
+
 class SGLangServer(StockServer):
     """See the module."""
 
     path = "/generate"
     warm_mode = "after_temperature"
+    long_arrays = (
+        LongArray(key=b'"output_ids":', read=ints),
+        LongArray(key=b'"prompt_token_ids":', read=ints),
+        LongArray(key=b'"output_token_logprobs":', tail=b"]", head=b"[", read=_pairs),
+    )
 
     def request(
         self,
@@ -114,8 +125,10 @@ class SGLangServer(StockServer):
         return ModelTransient(f"{self.name} broke off while answering ({message}).")
 
 
-def _logprobs(meta: JSONObject, ids: Sequence[int]) -> list[float]:
+def _logprobs(meta: JSONObject, ids: Sequence[int]) -> Sequence[float]:
     entries = meta.get("output_token_logprobs")
+    if isinstance(entries, TokenLogprobs) and entries.ids == ids:
+        return read_logprobs(entries.logprobs, "output_token_logprobs")
     if not isinstance(entries, list) or not all(
         isinstance(entry, list) and len(entry) >= 2 for entry in entries
     ):

@@ -27,10 +27,12 @@ from hermes_rl.model.hf_renderer import HFRenderer
 from hermes_rl.model.hf_tokenizer import load_chat_tokenizer
 from hermes_rl.model.http import Endpoint, open_endpoint
 from hermes_rl.model.limiter import AdaptiveLimiter
+from hermes_rl.model.long_reply import LongArray, json_object, read_reply
 from hermes_rl.model.retry import Retrier, Spent
 from hermes_rl.model.sample import Sample
 from hermes_rl.model.token_exact import TokenExactModel
 from hermes_rl.model.wire import ReasoningInHistory
+from hermes_rl.packed import Packed
 from hermes_rl.parsers import get_parser
 from hermes_rl.parsers.selftest import warn_if_template_does_not_fit
 from hermes_rl.types import JSONObject, ToolCallParser
@@ -92,6 +94,8 @@ class StockServer(ABC):
     """Where it generates."""
     warm_mode: str
     """The mode's name where log-probabilities depend on the temperature."""
+    long_arrays: Sequence[LongArray]
+    """What grows with the tokens in a reply."""
 
     def __init__(self, endpoint: Endpoint, served: Served) -> None:
         self.name = served.name
@@ -149,7 +153,7 @@ class StockServer(ABC):
         reply = await self._endpoint.post(self.path, body, timeout_s=timeout_s)
         if reply.status != 200:
             raise failure_of(reply, server=self._endpoint.base_url)
-        return self.read(json_object(reply.body, self.name))
+        return await read_reply(reply.body, self.long_arrays, self.read, server=self.name)
 
     async def measure_logprob_mode(self, prompt_ids: Sequence[int], retrier: Retrier) -> None:
         """Set :attr:`logprob_mode` by sampling one token greedily and one nearly so."""
@@ -258,26 +262,19 @@ def context_of(card: JSONObject, config: ServerConfig) -> int:
     return min(known)
 
 
-def json_object(body: bytes, server: str) -> JSONObject:
-    """Decode a reply; raises ModelProtocolError if it is no object."""
-    try:
-        data = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        data = None
-    if not isinstance(data, dict):
-        raise ModelProtocolError(f"{server} gave no JSON object.", status=200)
-    return data
-
-
-def read_ids(value: object, what: str) -> list[int]:
+def read_ids(value: object, what: str) -> Sequence[int]:
     """Return token ids as a server gave them; raises ModelProtocolError if they are none."""
+    if isinstance(value, Packed):
+        return value
     if not isinstance(value, list) or set(map(type, value)) - {int}:
         raise ModelProtocolError(f"The server gave no token ids in {what}.", status=200)
     return value
 
 
-def read_logprobs(values: object, what: str) -> list[float]:
+def read_logprobs(values: object, what: str) -> Sequence[float]:
     """Return log-probabilities; raises ModelProtocolError if one is missing."""
+    if isinstance(values, Packed) and min(values, default=0.0) >= CLAMPED:
+        return values
     if not isinstance(values, list):
         raise ModelProtocolError(f"The server gave no log-probabilities in {what}.", status=200)
     for value in values:

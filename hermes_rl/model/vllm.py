@@ -19,6 +19,7 @@ from hermes_rl.config import ServerConfig
 from hermes_rl.errors import ConfigError, ModelProtocolError, ModelTransient, UnknownName
 from hermes_rl.model.http import Endpoint
 from hermes_rl.model.limiter import AdaptiveLimiter
+from hermes_rl.model.long_reply import LongArray, floats, ints
 from hermes_rl.model.sample import Sample
 from hermes_rl.model.stock_server import (
     UNNAMED,
@@ -43,6 +44,13 @@ class VLLMServer(StockServer):
 
     path = "/v1/completions"
     warm_mode = "processed"
+    long_arrays = (
+        LongArray(key=b'"token_ids":', read=ints),
+        LongArray(key=b'"prompt_token_ids":', read=ints),
+        LongArray(key=b'"token_logprobs":', read=floats),
+        LongArray(key=b'"text_offset":'),
+        LongArray(key=b'"tokens":', after=b'},"finish_reason":'),  # and top_logprobs
+    )
 
     def request(
         self,
