@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import enum
 from typing import Any
 
 import orjson
@@ -10,14 +12,19 @@ from hermes_rl.packed import Packed
 
 __all__ = ["encode", "encode_pretty"]
 
+DEEPEST = 100
+"""Levels of lists and mappings that are written where something cannot be as it is; orjson writes
+at most 254."""
+_INTEGER_BITS = 63
 _OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 
 
 def encode(value: object) -> bytes:
     """Return ``value`` as one JSON line, newline included.
 
-    Packed numbers become lists. Values that JSON lacks become their text; a lone surrogate, which
-    UTF-8 cannot hold, becomes U+FFFD.
+    Packed numbers become lists. Values that JSON lacks, integers beyond 64 bits too, become their
+    text; a lone surrogate, which UTF-8 cannot hold, becomes a question mark; what is nested more
+    than :data:`DEEPEST` levels deep, or in itself, becomes a remark.
     """
     return _dump(value, _OPTIONS | orjson.OPT_APPEND_NEWLINE)
 
@@ -34,13 +41,27 @@ def _dump(value: object, options: int) -> bytes:
         return orjson.dumps(_storable(value), default=_plain, option=options)
 
 
-def _storable(value: Any) -> Any:
-    if isinstance(value, str):
-        return value.encode("utf-8", "replace").decode()
+def _storable(value: Any, outer: tuple[int, ...] = ()) -> Any:
+    """Return what can be written in place of ``value``, part by part.
+
+    Args:
+        value: Anything.
+        outer: Identities of what it lies in.
+    """
+    if isinstance(value, str) or (isinstance(value, int) and value.bit_length() > _INTEGER_BITS):
+        return _text(value)
+    if isinstance(value, enum.Enum):
+        return _storable(value.value, outer)
+    if id(value) in outer or len(outer) > DEEPEST:
+        return "(nested too deeply)"
+    outer = (*outer, id(value))
     if isinstance(value, dict):
-        return {_text(key): _storable(inner) for key, inner in value.items()}
+        return {_text(key): _storable(inner, outer) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_storable(inner) for inner in value]
+        return [_storable(inner, outer) for inner in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = [field.name for field in dataclasses.fields(value)]
+        return {name: _storable(getattr(value, name), outer) for name in names}
     return value
 
 
@@ -49,4 +70,8 @@ def _plain(value: object) -> list[int] | list[float] | str:
 
 
 def _text(value: object) -> str:
-    return str(value).encode("utf-8", "replace").decode()
+    try:
+        text = str(value)
+    except Exception as error:  # an author's object may raise anything
+        text = f"({type(value).__name__} without a text: {type(error).__name__})"
+    return text.encode("utf-8", "replace").decode()
