@@ -7,7 +7,6 @@ the backend's own task group: a sandbox that stops waiting does not stop the oth
 
 from __future__ import annotations
 
-import copy
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
@@ -19,17 +18,13 @@ import anyio
 import anyio.to_thread
 from anyio.abc import TaskGroup
 
+from hermes_rl.backends.admission import StartTurns
 from hermes_rl.backends.docker_buildkit import trace_output
 from hermes_rl.backends.docker_context import BuildContext
 from hermes_rl.backends.docker_engine import DockerEngine
 from hermes_rl.backends.docker_errors import EngineFailure, translated
-from hermes_rl.errors import (
-    ConfigError,
-    CreateError,
-    HermesRLError,
-    ImageBuildFailed,
-    SandboxError,
-)
+from hermes_rl.backends.shared_work import Piece, SharedWork
+from hermes_rl.errors import ConfigError, CreateError, ImageBuildFailed
 from hermes_rl.sandbox import SandboxSpec
 
 __all__ = ["Image", "ImageStore"]
@@ -81,27 +76,17 @@ class Image:
         )
 
 
-class _Flight:
-    """One pull or build in progress."""
-
-    def __init__(self) -> None:
-        self.done = anyio.Event()
-        self.image: Image | None = None
-        self.error: HermesRLError | None = None
-
-
 class ImageStore:
     """Finds, pulls and builds the images that specs ask for."""
 
     def __init__(self, engine: DockerEngine, tasks: TaskGroup, *, default: str | None) -> None:
         self._engine = engine
-        self._tasks = tasks
         self._default = default
         self._known: dict[str, Image] = {}
         self._digests: dict[str, str] = {}
-        self._flights: dict[str, _Flight] = {}
-        self._pulls = anyio.CapacityLimiter(PULLS)
-        self._builds = anyio.CapacityLimiter(BUILDS)
+        self._work: SharedWork[Image] = SharedWork(tasks)
+        self._pulls = StartTurns(PULLS)
+        self._builds = StartTurns(BUILDS)
         self._readers = anyio.CapacityLimiter(BUILDS)
 
     async def image_for(self, spec: SandboxSpec) -> Image:
@@ -112,10 +97,9 @@ class ImageStore:
             CreateError: See its subclasses; not ready within ``spec.build_timeout_s``.
         """
         try:
-            with anyio.fail_after(spec.build_timeout_s):
-                if spec.dockerfile_dir is not None:
-                    return await self._built(spec.dockerfile_dir)
-                return await self._named(spec.image or self._default)
+            if spec.dockerfile_dir is not None:
+                return await self._built(spec.dockerfile_dir, spec.build_timeout_s)
+            return await self._named(spec.image or self._default, spec.build_timeout_s)
         except TimeoutError:
             what = spec.dockerfile_dir or spec.image or self._default
             message = f"Image {what} was not ready within {spec.build_timeout_s:g} s."
@@ -124,50 +108,40 @@ class ImageStore:
     def forget(self, image: Image) -> None:
         """Look the image up again next time: the daemon no longer has it."""
         self._known.pop(image.name, None)
+        self._work.forget(image.name)
 
-    async def _named(self, name: str | None) -> Image:
+    async def _named(self, name: str | None, limit_s: float) -> Image:
         if not name:
             raise ConfigError(
                 "The docker backend has no image for this task. Name one: "
                 "--env.terminal_image IMAGE (or the backend option 'image')."
             )
-        return await self._shared(name, lambda: self._find_or_pull(name))
+        return await self._shared(name, limit_s, lambda work: self._find_or_pull(name, work))
 
-    async def _built(self, directory: Path) -> Image:
-        context = await self._threaded(BuildContext.scan, directory)
+    async def _built(self, directory: Path, limit_s: float) -> Image:
+        with anyio.fail_after(limit_s):
+            context = await self._threaded(BuildContext.scan, directory)
+            digest = await self._digest(context)
+        tag = f"hermes-build:{digest[:24]}"
+        return await self._shared(
+            tag, limit_s, lambda work: self._find_or_build(tag, digest, context, work)
+        )
+
+    async def _digest(self, context: BuildContext) -> str:
         fingerprint = await self._threaded(context.fingerprint)
         if fingerprint not in self._digests:
             self._digests[fingerprint] = await self._threaded(context.digest)
-        digest = self._digests[fingerprint]
-        tag = f"hermes-build:{digest[:24]}"
-        return await self._shared(tag, lambda: self._find_or_build(tag, digest, context))
+        return self._digests[fingerprint]
 
     async def _threaded(self, work: Callable[..., T], *args: Any) -> T:
         return await anyio.to_thread.run_sync(work, *args, limiter=self._readers)
 
-    async def _shared(self, name: str, make: Callable[[], Awaitable[Image]]) -> Image:
-        if name in self._known:
-            return self._known[name]
-        flight = self._flights.get(name)
-        if flight is None:
-            flight = self._flights[name] = _Flight()
-            self._tasks.start_soon(self._fly, name, flight, make)
-        await flight.done.wait()
-        if flight.image is None:
-            # Each waiter raises its own copy: a shared one would collect all their tracebacks.
-            raise copy.copy(flight.error) if flight.error else CreateError(f"{name}: cancelled.")
-        return flight.image
-
-    async def _fly(self, name: str, flight: _Flight, make: Callable[[], Awaitable[Image]]) -> None:
-        try:
-            flight.image = self._known[name] = await make()
-        except HermesRLError as error:
-            flight.error = error
-        except Exception as error:  # the boundary: one sandbox's image must not end the backend
-            flight.error = SandboxError(f"Image {name}: {error!r}", backend="docker")
-        finally:
-            del self._flights[name]
-            flight.done.set()
+    async def _shared(
+        self, name: str, limit_s: float, make: Callable[[Piece[Image]], Awaitable[Image]]
+    ) -> Image:
+        if name not in self._known:
+            self._known[name] = await self._work.get_within(limit_s, name, make)
+        return self._known[name]
 
     async def _find(self, name: str) -> Image | None:
         try:
@@ -177,11 +151,11 @@ class ImageStore:
                 return None
             raise
 
-    async def _find_or_pull(self, name: str) -> Image:
+    async def _find_or_pull(self, name: str, work: Piece[Image]) -> Image:
         with translated("image"):
             found = await self._find(name)
             if found is None:
-                async with self._pulls, aclosing(self._engine.pull(name)) as messages:
+                async with work.turn(self._pulls), aclosing(self._engine.pull(name)) as messages:
                     async for _ in messages:
                         pass
                 found = await self._find(name)
@@ -189,11 +163,13 @@ class ImageStore:
                 raise EngineFailure(404, f"No such image: {name}, although it was pulled")
             return found
 
-    async def _find_or_build(self, tag: str, digest: str, context: BuildContext) -> Image:
+    async def _find_or_build(
+        self, tag: str, digest: str, context: BuildContext, work: Piece[Image]
+    ) -> Image:
         with translated("image"):
             found = await self._find(tag)
         if found is None:
-            async with self._builds:
+            async with work.turn(self._builds):
                 await self._build(tag, digest, context)
             with translated("image"):
                 found = await self._find(tag)

@@ -27,8 +27,9 @@ import anyio.to_thread
 import orjson
 from anyio.abc import TaskGroup
 
+from hermes_rl.backends.admission import StartTurns
 from hermes_rl.backends.local_directories import remove_tree
-from hermes_rl.backends.shared_work import SharedWork
+from hermes_rl.backends.shared_work import Piece, SharedWork
 from hermes_rl.backends.singularity_errors import singularity_error
 from hermes_rl.backends.singularity_options import SingularityOptions
 from hermes_rl.backends.singularity_program import Program, program_environment
@@ -168,12 +169,12 @@ class ImageStore:
     cache_dir: Path
     tasks: TaskGroup
     _work: SharedWork[Image] = field(init=False)
-    _conversions: anyio.CapacityLimiter = field(init=False)
+    _conversions: StartTurns = field(init=False)
     _threads: anyio.CapacityLimiter = field(init=False)
 
     def __post_init__(self) -> None:
         self._work = SharedWork(self.tasks)
-        self._conversions = anyio.CapacityLimiter(CONVERSIONS)
+        self._conversions = StartTurns(CONVERSIONS)
         self._threads = anyio.CapacityLimiter(INSPECTIONS)
 
     async def image_for(self, wanted: str | None, *, timeout_s: float) -> Image:
@@ -191,15 +192,16 @@ class ImageStore:
             )
         reference = reference_for(name, source=self.options.image_source)
         try:
-            with anyio.fail_after(timeout_s):
-                return await self._work.get(reference, lambda: self._make(name, reference))
+            return await self._work.get_within(
+                timeout_s, reference, lambda work: self._make(name, reference, work)
+            )
         except TimeoutError:
             raise CreateError(
                 f"Image {name} was not ready within {timeout_s:g} s.",
                 backend="singularity",
             ) from None
 
-    async def _make(self, name: str, reference: str) -> Image:
+    async def _make(self, name: str, reference: str, work: Piece[Image]) -> Image:
         if reference.startswith("/"):
             return await self._local(name, Path(reference))
         cached = _Cached.of(self.cache_dir, reference)
@@ -207,7 +209,7 @@ class ImageStore:
             image: Image | None = await self._in_thread(cached.load, name)
             if image is not None:
                 return image
-            async with self._conversions, self._locked(cached):
+            async with work.turn(self._conversions), self._locked(cached):
                 image = await self._in_thread(cached.load, name)
                 return image or await self._convert(name, reference, cached)
         except OSError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -14,7 +15,7 @@ pytest.importorskip("aiodocker", reason="needs hermes_rl[docker]")
 
 from hermes_rl.backends.docker_connection import docker_host
 from hermes_rl.backends.docker_engine import DockerEngine
-from hermes_rl.backends.docker_images import ImageStore
+from hermes_rl.backends.docker_images import BUILDS, ImageStore
 from hermes_rl.errors import (
     BackendUnavailable,
     ConfigError,
@@ -181,6 +182,21 @@ async def test_a_build_has_a_time_limit_and_who_gives_up_does_not_stop_it(contex
         with pytest.raises(CreateError, match=r"not ready within 0\.5 s"):
             await images.image_for(hasty)
         assert (await images.image_for(spec)).id
+
+
+async def test_builds_that_never_end_keep_no_other_from_being_built(
+    context: Path, tmp_path: Path
+) -> None:
+    spec = _dockerfile(context, "RUN true")
+    async with _store() as images:
+        for number in range(BUILDS):
+            endless = tmp_path / f"endless-{number}"
+            shutil.copytree(context, endless)
+            _dockerfile(endless, f"LABEL number={number}", "RUN sleep 1000")
+            with pytest.raises(CreateError, match="not ready within 1 s"):
+                await images.image_for(SandboxSpec(dockerfile_dir=endless, build_timeout_s=1))
+        with anyio.fail_after(120):
+            assert (await images.image_for(spec)).id
 
 
 async def test_a_directory_without_a_dockerfile_is_named(tmp_path: Path) -> None:
