@@ -87,7 +87,6 @@ class Processor:
         """
         self._check_file()
         lock = self._path.with_suffix(".lock.d")
-        lock.mkdir(parents=True, exist_ok=True)
         rows = self._env.config.jsonl_rows
         with RunLock(lock), await self._open_file(rows) as file:
             self._check_settings()
@@ -107,6 +106,10 @@ class Processor:
         )
 
     def _check_file(self) -> None:
+        if self._path.is_dir():
+            raise ConfigError(
+                f"{self._path} is a directory: --env.data_path_to_save_groups names a file."
+            )
         if self._path.exists() and self._path.stat().st_size and not self._resume:
             raise ConfigError(
                 f"{self._path} is there already. Add --resume to go on with it, or name another "

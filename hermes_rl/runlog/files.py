@@ -162,13 +162,14 @@ class RunLock:
     """Keeps a second process from writing the same run directory. Dies with its process."""
 
     def __init__(self, directory: Path) -> None:
-        """Take the lock.
+        """Take the lock; the directory is made if it is missing.
 
         Raises:
             RunLogError: Another process holds it, or the directory cannot be written.
         """
         path = directory / _LOCK
         try:
+            directory.mkdir(parents=True, exist_ok=True)
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
             raise fault(path, error) from error

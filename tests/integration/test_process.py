@@ -15,7 +15,13 @@ pytest.importorskip("atroposlib", reason="needs hermes_rl[atropos]")
 from hermes_rl.atropos.jsonl import GroupFile, read_groups
 from hermes_rl.atropos.process import Processor
 from hermes_rl.cli.main import main
-from hermes_rl.errors import ConfigError, ModelTransient, ModelUnauthorized, ResumeMismatch
+from hermes_rl.errors import (
+    ConfigError,
+    ModelTransient,
+    ModelUnauthorized,
+    ResumeMismatch,
+    RunLogError,
+)
 from hermes_rl.runlog.sft import sft_rows
 
 from .serving import TokenModel, config_for, opened
@@ -93,6 +99,14 @@ async def test_a_file_that_is_there_is_never_overwritten(tmp_path: Path) -> None
     await process(path, total_steps=1)
     with pytest.raises(ConfigError, match="--resume"):
         await process(path, total_steps=1)
+
+
+async def test_a_file_that_cannot_be_is_told_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is a directory"):
+        await process(tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunLogError, match=r"file/below.* cannot be written: Not a directory"):
+        await process(tmp_path / "file" / "below.jsonl")
 
 
 async def test_resuming_with_other_settings_is_refused_by_name(tmp_path: Path) -> None:
