@@ -123,7 +123,10 @@ def _rate_limited(message: str) -> HermesRLError:
 
 
 def _registry_unreachable(message: str) -> HermesRLError:
-    return BackendUnavailable(f"The image's registry cannot be reached: {message}")
+    return BackendUnavailable(
+        f"An image is not here and its registry cannot be reached: {message}. Check its name and "
+        "the network, or bring it with docker load."
+    )
 
 
 def _disk_full(message: str) -> HermesRLError:

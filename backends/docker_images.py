@@ -22,7 +22,7 @@ from hermes_rl.backends.admission import StartTurns
 from hermes_rl.backends.docker_buildkit import trace_output
 from hermes_rl.backends.docker_context import BuildContext
 from hermes_rl.backends.docker_engine import DockerEngine
-from hermes_rl.backends.docker_errors import EngineFailure, translated
+from hermes_rl.backends.docker_errors import UNREACHABLE, EngineFailure, translated
 from hermes_rl.backends.shared_work import Piece, SharedWork
 from hermes_rl.errors import ConfigError, CreateError, ImageBuildFailed
 from hermes_rl.sandbox import SandboxSpec
@@ -155,13 +155,23 @@ class ImageStore:
         with translated("image"):
             found = await self._find(name)
             if found is None:
-                async with work.turn(self._pulls), aclosing(self._engine.pull(name)) as messages:
-                    async for _ in messages:
-                        pass
+                async with work.turn(self._pulls):
+                    await self._pull(name)
                 found = await self._find(name)
             if found is None:
                 raise EngineFailure(404, f"No such image: {name}, although it was pulled")
             return found
+
+    async def _pull(self, name: str) -> None:
+        try:
+            async with aclosing(self._engine.pull(name)) as messages:
+                async for _ in messages:
+                    pass
+        except EngineFailure as failure:
+            if failure.status >= UNREACHABLE or name in failure.message:
+                raise
+            # Not every registry's refusal says what was asked for.
+            raise EngineFailure(failure.status, f"{name}: {failure.message}") from failure
 
     async def _find_or_build(
         self, tag: str, digest: str, context: BuildContext, work: Piece[Image]
@@ -208,16 +218,23 @@ class ImageStore:
                 async for message in messages:
                     output.add(_text(message))
         except EngineFailure as failure:
-            raise ImageBuildFailed(
-                f"Building {context.root} failed: {failure}",
-                output=output.text(),
-                backend="docker",
-            ) from failure
+            raise _build_failed(context.root, failure, output.text()) from failure
 
     async def _chunks(self, tar: Iterator[bytes]) -> AsyncIterator[bytes]:
         """Run the blocking generator in a thread, piece by piece."""
         while (chunk := await self._threaded(next, tar, None)) is not None:
             yield chunk
+
+
+def _build_failed(root: Path, failure: EngineFailure, output: str) -> ImageBuildFailed:
+    """Return the error of a build; the daemon's own troubles may be over at another try."""
+    is_full = "no space left on device" in failure.message
+    fix = ". The daemon's disk is full; free some: docker system df" if is_full else ""
+    error = ImageBuildFailed(
+        f"Building {root} failed: {failure}{fix}", output=output, backend="docker"
+    )
+    error.retryable = is_full or failure.status >= UNREACHABLE
+    return error
 
 
 def _text(message: Mapping[str, Any]) -> str:

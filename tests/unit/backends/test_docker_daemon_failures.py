@@ -191,6 +191,13 @@ async def test_a_rate_limit_inside_a_pull_is_one(tmp_path: Path) -> None:
             await images.image_for(SandboxSpec(image="x"))
 
 
+async def test_an_unreachable_registry_is_told_with_the_image(tmp_path: Path) -> None:
+    words = 'Get \\"https://r.example/v2/\\": dial tcp: no such host'
+    async with _store(tmp_path, _pulling(f'{{"error":"{words}"}}\n')) as images:
+        with pytest.raises(BackendUnavailable, match=r"r\.example/a:1: Get .*docker load"):
+            await images.image_for(SandboxSpec(image="r.example/a:1"))
+
+
 async def test_a_pull_whose_stream_breaks_is_no_success(tmp_path: Path) -> None:
     handler = _pulling('{"status":"Pulling"}\n', torn=True)
     async with _store(tmp_path, handler) as images:
@@ -244,6 +251,7 @@ async def test_a_build_whose_stream_breaks_fails_with_its_output(tmp_path: Path)
         with pytest.raises(ImageBuildFailed) as caught:
             await images.image_for(SandboxSpec(dockerfile_dir=context))
     assert caught.value.output == "Step 1\n"
+    assert caught.value.retryable
 
 
 async def test_a_long_message_is_read_and_an_endless_one_refused(
