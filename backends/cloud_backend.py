@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
 from hermes_rl.backends.cloud_options import CloudOptions
 from hermes_rl.backends.extra import import_for
@@ -24,11 +24,29 @@ if TYPE_CHECKING:
 
 __all__ = ["CloudBackend"]
 
+CAPABILITIES = frozenset(
+    {
+        Capability.ISOLATION,
+        Capability.IMAGES,
+        Capability.DOCKERFILE,
+        Capability.USERS,
+        Capability.CPU_LIMIT,
+        Capability.MEMORY_LIMIT,
+        Capability.NETWORK_NONE,
+        Capability.NETWORK_PUBLIC,
+        Capability.PTY,
+        Capability.GPU,
+    }
+)
+"""What both of our clouds have."""
 OPERATIONS = 32
 """Sandboxes that start, and that are removed, at once; a cloud's own machines do the work."""
 
 
-class CloudBackend(SessionBackend["CloudSession"]):
+OptionsT = TypeVar("OptionsT", bound=CloudOptions)
+
+
+class CloudBackend(SessionBackend["CloudSession"], Generic[OptionsT]):
     """A :class:`hermes_rl.sandbox.Backend` over one vendor."""
 
     extra: ClassVar[str]
@@ -36,15 +54,14 @@ class CloudBackend(SessionBackend["CloudSession"]):
     sdk: ClassVar[str]
     module: ClassVar[str]
     """Ours that imports the SDK."""
-    offers: ClassVar[frozenset[Capability]]
 
-    def __init__(self, settings: BackendSettings, options: CloudOptions) -> None:
+    def __init__(self, settings: BackendSettings, options: OptionsT) -> None:
         super().__init__(
             settings,
-            capabilities=self.offers,
+            capabilities=CAPABILITIES,
             limits=BackendLimits(starting=settings.max_starting or OPERATIONS, removing=OPERATIONS),
         )
-        self._rate_options = options
+        self._options = options
 
     @abstractmethod
     def _vendor(self) -> CloudVendor:
@@ -73,7 +90,7 @@ class CloudBackend(SessionBackend["CloudSession"]):
         from hermes_rl.backends.cloud_session import CloudSession
         from hermes_rl.backends.creation_rate import CreationRate
 
-        options = self._rate_options
+        options = self._options
         session = CloudSession(
             self._settings,
             vendor,

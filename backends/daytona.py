@@ -37,33 +37,18 @@ def create_backend(settings: BackendSettings) -> DaytonaBackend:
     return DaytonaBackend(settings, options)
 
 
-class DaytonaBackend(CloudBackend):
+class DaytonaBackend(CloudBackend[DaytonaOptions]):
     """See the module."""
 
     name = "daytona"
     extra = "daytona"
     sdk = "daytona"
     module = "hermes_rl.backends.daytona_vendor"
-    offers = frozenset(
-        {
-            Capability.ISOLATION,
-            Capability.IMAGES,
-            Capability.DOCKERFILE,
-            Capability.USERS,
-            Capability.CPU_LIMIT,
-            Capability.MEMORY_LIMIT,
-            Capability.NETWORK_NONE,
-            Capability.NETWORK_PUBLIC,
-            Capability.PTY,
-            Capability.GPU,
-        }
-    )
 
     def __init__(self, settings: BackendSettings, options: DaytonaOptions) -> None:
         super().__init__(settings, options)
-        self._options = options
         if options.user not in ("root", "0"):
-            self.capabilities = self.offers - {Capability.USERS}
+            self.capabilities -= {Capability.USERS}
 
     def _vendor(self) -> CloudVendor:
         from hermes_rl.backends.daytona_vendor import DaytonaVendor

@@ -97,8 +97,10 @@ class LocalSandbox(OutpostSandbox):
             return await super()._explain(loss)
         with anyio.move_on_after(BURIAL_LIMIT_S):
             await self._nursery.wait_ended(self.id)
-        if (error := self._did_not_start()) is not None:
-            return error
+        return self._did_not_start() or await self._explain_end(loss)
+
+    async def _explain_end(self, loss: Loss) -> SandboxError:
+        """Explain the end of a keeper that has started; its status may be known."""
         status = self._nursery.statuses.get(self.id, 0)
         if os.WIFSIGNALED(status) and Capability.ISOLATION in self.capabilities:
             # Nothing inside sees the process that isolates it: this came from the host.

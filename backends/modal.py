@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from hermes_rl.backends.cloud_backend import CloudBackend
 from hermes_rl.backends.cloud_options import parse_cloud_options
 from hermes_rl.backends.modal_options import ModalOptions
-from hermes_rl.sandbox import BackendSettings, Capability, Check
+from hermes_rl.sandbox import BackendSettings, Check
 
 if TYPE_CHECKING:
     from hermes_rl.backends.cloud_vendor import CloudVendor
@@ -33,31 +33,13 @@ def create_backend(settings: BackendSettings) -> ModalBackend:
     return ModalBackend(settings, options)
 
 
-class ModalBackend(CloudBackend):
+class ModalBackend(CloudBackend[ModalOptions]):
     """See the module."""
 
     name = "modal"
     extra = "modal"
     sdk = "modal"
     module = "hermes_rl.backends.modal_vendor"
-    offers = frozenset(
-        {
-            Capability.ISOLATION,
-            Capability.IMAGES,
-            Capability.DOCKERFILE,
-            Capability.USERS,
-            Capability.CPU_LIMIT,
-            Capability.MEMORY_LIMIT,
-            Capability.NETWORK_NONE,
-            Capability.NETWORK_PUBLIC,
-            Capability.PTY,
-            Capability.GPU,
-        }
-    )
-
-    def __init__(self, settings: BackendSettings, options: ModalOptions) -> None:
-        super().__init__(settings, options)
-        self._options = options
 
     def _vendor(self) -> CloudVendor:
         from hermes_rl.backends.modal_vendor import ModalVendor

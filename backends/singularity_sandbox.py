@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 import anyio.to_thread
 
-from hermes_rl.backends.local_sandbox import BURIAL_LIMIT_S, LocalSandbox
+from hermes_rl.backends.local_sandbox import LocalSandbox
 from hermes_rl.backends.log_tail import log_tail
 from hermes_rl.backends.outpost.channel import Loss
 from hermes_rl.backends.singularity_errors import last_complaint, singularity_error
@@ -68,13 +68,7 @@ class SingularitySandbox(LocalSandbox):
                     lambda: self._complaint.unlink(missing_ok=True), limiter=self._threads
                 )
 
-    async def _explain(self, loss: Loss) -> SandboxError:
-        if self._closing or loss.bye == "expired":
-            return await super()._explain(loss)
-        with anyio.move_on_after(BURIAL_LIMIT_S):
-            await self._nursery.wait_ended(self.id)
-        if (error := self._did_not_start()) is not None:
-            return error
+    async def _explain_end(self, loss: Loss) -> SandboxError:
         printed = await anyio.to_thread.run_sync(self._printed, limiter=self._threads)
         if self._hello is None:
             return singularity_error(printed, otherwise=loss.reason)
