@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import posixpath
+import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
@@ -34,6 +35,7 @@ from hermes_rl.backends.outpost.process import RunRequest
 from hermes_rl.backends.outpost.sandbox import OutpostSandbox
 from hermes_rl.backends.runtime import MOUNT_POINT
 from hermes_rl.errors import (
+    ChannelLost,
     FileError,
     SandboxError,
     SandboxFileTooLarge,
@@ -284,7 +286,15 @@ class DockerSandbox(OutpostSandbox):
             message = b"hermes: the image has no shell: pass an argument list\n"
             return ExecResult(exit_code=127, stderr=message, stderr_total=len(message))
         command = [shell, "-c", request.cmd] if isinstance(request.cmd, str) else list(request.cmd)
-        return await _TrustedRun(self._engine, self.container, self._plan, request).run(command)
+        done = await _TrustedRun(self._engine, self.container, self._plan, request).run(command)
+        if done.signal == signal.SIGKILL:
+            await self._check_alive()
+        return done
+
+    async def _check_alive(self) -> None:
+        """Raise if the sandbox has ended, which the engine tells as the death of its commands."""
+        with suppress(ChannelLost):  # it lives, and is busy
+            await self._channel.ping(timeout_s=ENGINE_SLACK_S)
 
 
 async def _ended_by_nul(data: bytes) -> set[str]:

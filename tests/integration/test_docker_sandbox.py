@@ -430,6 +430,26 @@ async def test_a_trusted_commands_time_begins_with_its_turn(settings: BackendSet
         assert 0.2 <= results[0].duration_s <= time.monotonic() - begun_s - 2
 
 
+async def test_a_trusted_command_that_ends_with_its_sandbox_has_no_result(
+    settings: BackendSettings,
+) -> None:
+    async with create_backend(settings) as backend:
+        sandbox = await backend.create(box())
+        killed = await sandbox.exec("kill -9 $$", timeout_s=60, trusted=True)
+        assert (killed.exit_code, killed.signal) == (137, 9)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_raises_gone, sandbox, "sleep 600")
+            while (await sandbox.exec("pgrep -x sleep", timeout_s=60)).exit_code:
+                await anyio.sleep(0.1)
+            await anyio.to_thread.run_sync(docker, "rm", "-f", sandbox.id)
+
+
+async def _raises_gone(sandbox: Sandbox, command: str) -> None:
+    with pytest.raises(SandboxGone) as gone:
+        await sandbox.exec(command, timeout_s=600, trusted=True)
+    assert gone.value.cause == "removed"
+
+
 async def test_a_trusted_command_works_on_any_image(settings: BackendSettings) -> None:
     async with create_backend(settings) as backend:
         bare = await backend.create(box(image=BARE_IMAGE))
