@@ -62,14 +62,36 @@ def _wrong_in(result: object) -> str:
         return f"it returned {type(result).__name__}, no ParseResult"
     if not isinstance(result.content, str | None) or not isinstance(result.reasoning, str | None):
         return "content and reasoning must be text or None"
+    if not isinstance(result.trailing, str) or not isinstance(result.markers, int):
+        return "trailing must be text, markers a number"
     calls = result.tool_calls
     if not isinstance(calls, list | None) or not all(map(_is_call, calls or ())):
         return "tool_calls must be None or a list of ToolCall, whose fields are text"
-    if not all(isinstance(entry, InvalidCall) for entry in result.invalid):
-        return "invalid must hold InvalidCall only"
-    return ""
+    invalid = result.invalid
+    if not isinstance(invalid, tuple | list) or not all(map(_is_invalid_call, invalid)):
+        return "invalid must be a tuple of InvalidCall, whose fields are text"
+    return "" if _is_unicode(result) else "a text holds half a surrogate pair, which is no Unicode"
 
 
 def _is_call(entry: object) -> bool:
     fields = (entry.id, entry.name, entry.arguments) if isinstance(entry, ToolCall) else (None,)
     return all(isinstance(field, str) for field in fields)
+
+
+def _is_invalid_call(entry: object) -> bool:
+    fields = (entry.reason, entry.raw, entry.code) if isinstance(entry, InvalidCall) else (None,)
+    return all(isinstance(field, str) for field in fields)
+
+
+def _is_unicode(result: ParseResult) -> bool:
+    """Say whether all texts can be sent and stored: whatever comes after relies on it."""
+    texts = [result.content or "", result.reasoning or "", result.trailing]
+    for call in result.tool_calls or ():
+        texts += (call.id, call.name, call.arguments)
+    for entry in result.invalid:
+        texts += (entry.reason, entry.raw, entry.name or "")
+    try:
+        "".join(texts).encode()
+    except UnicodeEncodeError:
+        return False
+    return True

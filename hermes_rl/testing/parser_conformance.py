@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from hermes_rl.errors import ParserFault
+from hermes_rl.parsers.contract import parse_turn
 from hermes_rl.types import JSONObject, ParseResult, ToolCall, ToolCallParser
 
 __all__ = [
@@ -159,21 +161,20 @@ def check_parse(parser: ToolCallParser, text: str, finish_reason: str | None = N
     Raises:
         AssertionError: The parser broke its contract.
     """
-    result = parser.parse(text, TOOLS, finish_reason)
+    try:
+        result = parse_turn(parser, text, TOOLS, finish_reason)
+    except ParserFault as fault:
+        raise AssertionError(str(fault)) from fault
     content, calls = result
     assert content is None or content.strip(), "blank content is None"
     assert calls is None or calls, "no calls is None"
     for call in calls or ():
         assert call.name.strip(), "a call has a name"
         assert call.id, "a call has an id"
-        assert isinstance(json.loads(call.arguments, parse_constant=_refuse), dict), call
+        assert _is_object(call.arguments), f"arguments are the JSON text of an object: {call}"
     for entry in result.invalid:
         assert entry.reason, "an invalid call has a reason"
         assert entry.kind in ("structure", "content")
-    told = [content or "", result.reasoning or "", result.trailing]
-    told += [part for call in calls or () for part in (call.id, call.name, call.arguments)]
-    told += [part for each in result.invalid for part in (each.raw, each.reason, each.name or "")]
-    "".join(told).encode()
     assert result == parser.parse(text, TOOLS, finish_reason), "parsing is deterministic"
     return result
 
@@ -212,6 +213,11 @@ def fuzz(parser: RenderingParser, *, seconds: float, seed: int) -> int:
     Raises:
         AssertionError: The parser broke its contract; the message holds the text.
     """
+    if not hasattr(parser, "render"):
+        raise AssertionError(
+            f"{parser.name} has no render(calls, content), which fuzz() makes its texts of; "
+            "check_parse() needs none."
+        )
     texts = HostileTexts(parser, seed=seed)
     end = time.monotonic() + seconds
     count = 0
@@ -228,5 +234,12 @@ def fuzz(parser: RenderingParser, *, seconds: float, seed: int) -> int:
     return count
 
 
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text, parse_constant=_refuse), dict)
+    except ValueError:
+        return False
+
+
 def _refuse(constant: str) -> None:
-    raise AssertionError(f"{constant} is not JSON")
+    raise ValueError(f"{constant} is not JSON")

@@ -57,7 +57,11 @@ def test_an_interrupt_while_parsing_stays_one() -> None:
         (ParseResult(b"text", None), "content and reasoning must be text"),  # type: ignore[arg-type]
         (ParseResult(None, [{"name": "f"}]), "list of ToolCall"),  # type: ignore[list-item]
         (ParseResult(None, [ToolCall("1", "f", {})]), "list of ToolCall"),  # type: ignore[arg-type]
-        (ParseResult(None, None, invalid=("f(",)), "InvalidCall only"),  # type: ignore[arg-type]
+        (ParseResult(None, None, invalid=("f(",)), "tuple of InvalidCall"),  # type: ignore[arg-type]
+        (ParseResult(None, None, invalid=None), "tuple of InvalidCall"),  # type: ignore[arg-type]
+        (ParseResult("half \ud800", None), "half a surrogate pair"),
+        (ParseResult(None, [ToolCall("1", "f", '{"a": "\udfff"}')]), "half a surrogate pair"),
+        (ParseResult(None, None, invalid=(InvalidCall("\ud800", ""),)), "half a surrogate pair"),
     ],
 )
 def test_an_answer_that_is_no_result_is_named(answer: object, said: str) -> None:
