@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+from typing import TypeGuard
 
 from hermes_rl.atropos.base_env import HermesAgentBaseEnv
 from hermes_rl.atropos.task_set_env import environment_from
@@ -33,7 +34,12 @@ def find_environment(spec: str) -> type[HermesAgentBaseEnv]:
     """
     points = _registered()
     if spec in points:
-        loaded: type[HermesAgentBaseEnv] = load_plugin(points[spec], "Environment")
+        loaded: object = load_plugin(points[spec], "Environment")
+        if not _is_environment(loaded):
+            raise TaskError(
+                f"Environment {spec!r} is none: {points[spec].value} is no subclass of "
+                "HermesAgentBaseEnv."
+            )
         return loaded
     path, _, name = spec.partition(".py")
     if ".py" in spec and name[:1] in ("", ":"):
@@ -52,7 +58,7 @@ def _from_task_set(spec: str, points: dict[str, EntryPoint]) -> type[HermesAgent
 
 def _from_file(path: Path, name: str) -> type[HermesAgentBaseEnv]:
     module = import_file(path.resolve())
-    if name and not _is_environment(getattr(module, name, None), module=None):
+    if name and not _is_environment(getattr(module, name, None)):
         if not hasattr(module, name):
             raise UnknownName.of(f"class in {path}:", name, vars(module))
         return _from_task_set(f"{path}:{name}", {})
@@ -70,7 +76,9 @@ def _from_file(path: Path, name: str) -> type[HermesAgentBaseEnv]:
     return environment
 
 
-def _is_environment(value: object, *, module: str | None) -> bool:
+def _is_environment(
+    value: object, *, module: str | None = None
+) -> TypeGuard[type[HermesAgentBaseEnv]]:
     return (
         isinstance(value, type)
         and issubclass(value, HermesAgentBaseEnv)

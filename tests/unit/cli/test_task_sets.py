@@ -185,3 +185,18 @@ async def test_a_load_that_gives_no_tasks_is_an_error_that_says_why(
     task_set = find_tasks(f"{path}:Mine").make(EnvConfig())
     with pytest.raises(TaskError, match=f"load.. of mine {said}"):
         await load_wanted(task_set)
+
+
+def test_a_registered_environment_that_is_none_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("atroposlib", reason="needs hermes_rl[atropos]")
+    from hermes_rl.cli.environments import find_environment
+
+    folder = tmp_path / "mine-1.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
+    (folder / "entry_points.txt").write_text("[hermes_rl.environments]\nmine = math:pi\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(TaskError, match="'mine' is none: math:pi is no subclass of Hermes"):
+        find_environment("mine")
