@@ -56,7 +56,7 @@ class SandboxSpec:
     Attributes:
         image: Image name. None with no ``dockerfile_dir`` = the backend's default.
         dockerfile_dir: Build context holding a ``Dockerfile``; built once per content.
-        build_timeout_s: Wall clock for pull or build.
+        build_timeout_s: Wall clock for pull or build. Waiting for a turn at it never counts.
         start_timeout_s: Wall clock from the backend's permit to start until the sandbox is up and
             healthy, image work excluded. Waiting for the permit never counts.
         cpus: Cores; None = unlimited.
