@@ -22,7 +22,7 @@ import anyio
 import anyio.to_thread
 
 from hermes_rl.backends.bubblewrap import check_bubblewrap
-from hermes_rl.backends.local_directories import list_records, sweep
+from hermes_rl.backends.local_directories import BackendDirectory, list_records, sweep
 from hermes_rl.backends.local_options import LocalOptions, parse_options
 from hermes_rl.backends.local_session import LocalSession
 from hermes_rl.backends.runtime import Runtime, ensure_runtime
@@ -127,8 +127,6 @@ class LocalBackend(SessionBackend[LocalSession]):
     async def doctor(self) -> Sequence[Check]:
         """Check the prerequisites; works unconnected too."""
         bash = shutil.which("bash")
-        place = tempfile.gettempdir()
-        writable = os.access(place, os.W_OK | os.X_OK)
         return [
             await self._check_bwrap(),
             Check(
@@ -139,13 +137,18 @@ class LocalBackend(SessionBackend[LocalSession]):
                 if bash
                 else "Install bash; without it functions and aliases do not persist.",
             ),
-            Check(
-                "temporary directory",
-                ok=writable,
-                detail=place,
-                fix="" if writable else "Set TMPDIR to a directory you can write to.",
-            ),
+            await anyio.to_thread.run_sync(_check_tmpdir, limiter=anyio.CapacityLimiter(1)),
         ]
+
+
+def _check_tmpdir() -> Check:
+    """Do what every engine begins with: only so is it known that it works."""
+    name = "temporary directory"
+    try:
+        BackendDirectory.make("doctor").remove()
+    except BackendUnavailable as error:
+        return Check(name, ok=False, detail=str(error), fix=str(error))
+    return Check(name, ok=True, detail=tempfile.gettempdir())
 
 
 def _capabilities(*, isolated: bool) -> frozenset[Capability]:

@@ -11,6 +11,8 @@ import fcntl
 import os
 import stat
 import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -30,17 +32,30 @@ def _base() -> Path:
     """Return the parent of all instances' directories, private to this user.
 
     Raises:
-        BackendUnavailable: Someone else owns it.
+        BackendUnavailable: It cannot be made, or someone else owns it.
     """
-    base = Path(tempfile.gettempdir(), f"hermes_rl-{os.getuid()}")
-    base.mkdir(mode=0o700, exist_ok=True)
-    info = base.lstat()
+    with _needing_tmpdir():
+        base = Path(tempfile.gettempdir(), f"hermes_rl-{os.getuid()}")
+        with suppress(FileExistsError):
+            base.mkdir(mode=0o700)
+        info = base.lstat()
     if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid():
         raise BackendUnavailable(
             f"{base} is not a directory of yours. Remove it, or set TMPDIR to another place.",
             backend="local",
         )
     return base
+
+
+@contextmanager
+def _needing_tmpdir() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise BackendUnavailable(
+            f"The local backend needs a writable temporary directory (TMPDIR): {error}.",
+            backend="local",
+        ) from error
 
 
 @dataclass(slots=True, frozen=True)
@@ -84,18 +99,17 @@ class BackendDirectory:
         Raises:
             BackendUnavailable: The temporary directory cannot be used.
         """
-        try:
-            path = Path(tempfile.mkdtemp(dir=_base(), prefix=""))
+        base = _base()
+        with _needing_tmpdir(), ExitStack() as undo:
+            path = Path(tempfile.mkdtemp(dir=base, prefix=""))
+            undo.callback(remove_tree, path)
             unnamed = path / "lock.new"
             lock = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            undo.callback(os.close, lock)
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.write(lock, f"{run_id}\n{Owner.current()}\n".encode())
             unnamed.rename(path / LOCK_NAME)  # held before any sweep can see it
-        except OSError as error:
-            raise BackendUnavailable(
-                f"The local backend needs a writable temporary directory (TMPDIR): {error}.",
-                backend="local",
-            ) from error
+            undo.pop_all()
         return cls(path, lock)
 
     @property
@@ -125,26 +139,30 @@ def sweep() -> list[str]:
 
 def list_records() -> list[SandboxRecord]:
     """List the sandboxes of all instances on this machine. Blocking."""
-    records = []
+    records: list[SandboxRecord] = []
     for path in _base().iterdir():
-        if not path.is_dir() or path.is_symlink():
-            continue
-        abandoned = is_abandoned(str(path))
-        try:
-            run, owner = (path / LOCK_NAME).read_text().splitlines()
-        except (OSError, ValueError):
-            run, owner = "", ""
-        records += [
-            SandboxRecord(
-                id=sandbox.name,
-                image="",
-                state="abandoned" if abandoned else "running",
-                run=run,
-                owner=owner,
-                deadline_s=None,
-                verdict="owner dead" if abandoned else "keep",
-            )
-            for sandbox in path.iterdir()
-            if sandbox.is_dir()
-        ]
+        if path.is_dir() and not path.is_symlink():
+            with suppress(FileNotFoundError):  # its engine has ended meanwhile
+                records += _records_in(path)
     return records
+
+
+def _records_in(path: Path) -> list[SandboxRecord]:
+    abandoned = is_abandoned(str(path))
+    try:
+        run, owner = (path / LOCK_NAME).read_text().splitlines()
+    except (OSError, ValueError):
+        run, owner = "", ""
+    return [
+        SandboxRecord(
+            id=sandbox.name,
+            image="",
+            state="abandoned" if abandoned else "running",
+            run=run,
+            owner=owner,
+            deadline_s=None,
+            verdict="owner dead" if abandoned else "keep",
+        )
+        for sandbox in path.iterdir()
+        if sandbox.is_dir()
+    ]

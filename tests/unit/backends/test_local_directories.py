@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -11,7 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from hermes_rl.backends.local_directories import BackendDirectory, remove_tree, sweep
+from hermes_rl.backends.local import create_backend
+from hermes_rl.backends.local_directories import (
+    BackendDirectory,
+    list_records,
+    remove_tree,
+    sweep,
+)
+from hermes_rl.errors import BackendUnavailable
+from hermes_rl.sandbox import BackendSettings
 
 STRANGER = 65_534
 PROGRAM = """
@@ -70,3 +79,42 @@ def test_what_is_locked_stays_and_what_is_not_goes(
     assert made_now.is_dir()
     mine.remove()
     assert not mine.path.exists()
+
+
+@pytest.mark.parametrize("in_the_way", ["a file", "another's directory"])
+async def test_a_place_that_cannot_be_used_is_told_by_everyone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_the_way: str
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    base = tmp_path / f"hermes_rl-{os.getuid()}"
+    if in_the_way == "a file":
+        base.write_text("")
+    elif os.getuid() != 0:
+        pytest.skip("needs root, to give a directory away")
+    else:
+        base.mkdir()
+        os.chown(base, STRANGER, STRANGER)
+    backend = create_backend(BackendSettings(run_id="test"))
+    for use in (sweep, list_records, lambda: BackendDirectory.make("test")):
+        with pytest.raises(BackendUnavailable, match="TMPDIR"):
+            use()
+    checks = {check.name: check for check in await backend.doctor()}
+    assert not checks["temporary directory"].ok
+    assert str(base) in checks["temporary directory"].detail
+
+
+def test_a_directory_whose_lock_could_not_be_written_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    descriptors = len(os.listdir("/proc/self/fd"))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        with pytest.raises(BackendUnavailable, match=r"TMPDIR.*File too large"):
+            BackendDirectory.make("test")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    (base,) = tmp_path.iterdir()
+    assert not list(base.iterdir())
+    assert len(os.listdir("/proc/self/fd")) == descriptors
