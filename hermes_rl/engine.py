@@ -117,6 +117,7 @@ class RolloutEngine:
         self._closing = anyio.Event()
         self._closed = anyio.Event()
         self._close_error: Exception | None = None
+        self._entered_by = 0
 
     @property
     def _open_site(self) -> RolloutSite:
@@ -137,6 +138,7 @@ class RolloutEngine:
             raise ConfigError("An engine can be entered only once; make a new one.")
         check_event_loop()
         self._group = anyio.create_task_group()
+        self._entered_by = anyio.get_current_task().id
         await self._group.__aenter__()
         try:
             self._site = await self._group.start(self._keep)
@@ -157,9 +159,16 @@ class RolloutEngine:
 
         Raises:
             SandboxError: The backend could not remove what is left, or not disconnect.
+            ConfigError: Another task entered it; it is closed nevertheless.
         """
         self._closing.set()
         if self._group is not None:
+            if anyio.get_current_task().id != self._entered_by:
+                await self._closed.wait()
+                raise ConfigError(
+                    "The engine was entered in another task, and only that may leave it (it is "
+                    "closed now). In a pytest fixture use hermes_rl.testing.hosting.hosted."
+                ) from exc
             # Not given the exception: the group would wrap it, and the keeper ends by itself.
             await self._group.__aexit__(None, None, None)
         if self._close_error is not None:

@@ -11,6 +11,7 @@ import pytest
 import pytest_asyncio
 
 from hermes_rl import AgentResult, EnvConfig, RolloutEngine, ServerConfig, Solution, ToolContext
+from hermes_rl.errors import ConfigError, EngineClosed
 from hermes_rl.testing.hosting import hosted
 
 
@@ -47,6 +48,17 @@ async def test_an_engine_in_a_fixture_serves_any_task(engine: RolloutEngine) -> 
     assert await asyncio.gather(*map(score, range(3))) == [1.0] * 3
     async with engine.run([Greeting()], attempts=2) as results:
         assert [result.score async for result in results] == [1.0, 1.0]
+
+
+async def test_leaving_an_engine_in_another_task_closes_it_and_says_what_to_do() -> None:
+    engine = make_engine()
+    await asyncio.create_task(engine.__aenter__())
+    assert (await engine.rollout(Greeting())).score == 1.0
+    with pytest.raises(ConfigError, match=r"another task.*hosting\.hosted"):
+        await engine.__aexit__(None, None, None)
+    with pytest.raises(EngineClosed):
+        await engine.rollout(Greeting())
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 async def test_a_cancelled_task_takes_its_engine_along() -> None:
