@@ -13,6 +13,7 @@ from hermes_rl.sandbox import Backend
 
 __all__ = ["check_arguments", "check_event_loop"]
 
+_MODEL_MEMBERS = ("name", "context_tokens", "session")
 _BACKEND_MEMBERS = ("name", "create", "__aenter__", "__aexit__")
 
 
@@ -37,16 +38,14 @@ def check_arguments(
         raise ConfigError(
             "The engine's servers must be a list of ServerConfig: [ServerConfig(...)]."
         )
-    if model is not None and not _is_object(model, ChatModel | PerTaskModel):
+    if model is not None and not (_has(model, _MODEL_MEMBERS) or _has(model, ("for_task",))):
         raise ConfigError(
             f"The engine's model must be a hermes_rl.model.ChatModel, not {_kind(model)}: an "
             "object with name, context_tokens and session(...). One with chat_completion(**kwargs) "
             "is made one by hermes_rl.model.adapter.ChatCompletionModel(it); a served model is "
             "given as servers."
         )
-    if backend is not None and (
-        isinstance(backend, type) or not all(hasattr(backend, name) for name in _BACKEND_MEMBERS)
-    ):
+    if backend is not None and not _has(backend, _BACKEND_MEMBERS):
         raise ConfigError(
             f"The engine's backend must be a hermes_rl.sandbox.Backend, not {_kind(backend)}. A "
             "registered one is named in the configuration: EnvConfig(terminal_backend=...)."
@@ -68,9 +67,9 @@ def check_event_loop() -> None:
         ) from None
 
 
-def _is_object(value: object, kind: object) -> bool:
-    """Say whether a value is an object of a kind, and not the class of such."""
-    return isinstance(value, kind) and not isinstance(value, type)  # type: ignore[arg-type]
+def _has(value: object, members: Sequence[str]) -> bool:
+    """Say whether a value, and not its class, has members; proxies that make them up have."""
+    return not isinstance(value, type) and all(hasattr(value, name) for name in members)
 
 
 def _kind(value: object) -> str:
