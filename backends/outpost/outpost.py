@@ -95,7 +95,8 @@ RESET_SIGNALS = (*IGNORED_SIGNALS, signal.SIGXFSZ)  # Python ignores SIGPIPE and
 #
 # SETUP comes from a file where there is one, for the sake of whoever reads a list of processes.
 RUN_COMMAND = (
-    b'eval " $__hermes_cmd"; { set -- "$?"; eval "$__hermes_save"; } 2>/dev/null; exit "$1"'
+    b'eval " $__hermes_cmd"; '
+    b'{ set -- "$?"; eval "$__hermes_save"; } >/dev/null 2>/dev/null; exit "$1"'
 )
 WRAPPER = b'eval "$1"; ' + RUN_COMMAND
 WRAPPER_WITH_FILE = b'. "$1"; ' + RUN_COMMAND
@@ -117,12 +118,13 @@ for __hermes_kv do
   command export "$__hermes_kv"
 done
 set --
-trap 'eval "$__hermes_save"' EXIT
+trap '{ eval "$__hermes_save"; } >/dev/null 2>/dev/null' EXIT
 """
 # The state ends with "return 0" so that a directory name with a newline is never executed.
 BASH_SAVE = b"""
 shopt -s expand_aliases
-__hermes_save='{ set +euxvf; if [ -n "$__hermes_out" ]; then eval "$__hermes_undo"; {
+__hermes_save='{ builtin trap - DEBUG ERR RETURN; set +euxvf
+if [ -n "$__hermes_out" ]; then eval "$__hermes_undo"; {
 builtin export -p && if shopt -q extglob; then builtin echo "shopt -s extglob"; fi &&
 builtin declare -f && builtin declare -Fx && builtin alias -p &&
 builtin printf "\\nreturn 0\\n#%s\\n#end" "$PWD"; } >|"$__hermes_out"; __hermes_out=

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,6 +41,18 @@ def test_a_list_of_processes_is_fit_to_read(wire: Wire) -> None:
     shown = wire.text("cat /proc/$$/cmdline", session="s", save=1)
     assert "__hermes_undo" not in shown
     assert len(shown) < 400
+
+
+@pytest.mark.parametrize("end", ["", "; exit 0"])
+def test_traps_of_a_command_see_nothing_of_what_keeps_its_state(wire: Wire, end: str) -> None:
+    require(shutil.which("bash") is not None, "needs bash")
+    traps = "set -ET; trap 'echo seen' DEBUG; trap 'echo failed' ERR; trap 'echo left' RETURN"
+    command = f"{traps}; export A=1; cd /usr; f() {{ echo f; }}{end}"
+    plain = subprocess.run(["bash", "-c", command], capture_output=True, check=True)
+    kept = wire.run(command, session="s", save=1)
+    assert (kept["out"], kept["err"]) == (plain.stdout, plain.stderr)
+    after = wire.run("f; echo $A; pwd", session="s", save=1)
+    assert (after["out"], after["err"]) == (b"f\n1\n/usr\n", b"")
 
 
 def test_home_and_shell_are_there_and_stay_as_the_session_leaves_them(wire: Wire) -> None:
