@@ -7,6 +7,7 @@ import pytest
 from hermes_rl.sandbox import Backend, Capability, Sandbox
 from hermes_rl.testing.sandbox_conformance import (
     ArgvConformance,
+    BackendConformance,
     CancellationConformance,
     CapabilityConformance,
     LifeConformance,
@@ -26,6 +27,7 @@ class CarriedConformance(
     StreamConformance,
     TransferConformance,
     LifeConformance,
+    BackendConformance,
 ):
     """The part of the suite that is run in every test, and what holds on clouds only."""
 
