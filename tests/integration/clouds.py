@@ -185,10 +185,10 @@ async def live_at_once(backend: Backend, count: int, *, spec: SandboxSpec = SPEC
     return sorted(printed)
 
 
-async def lost_in(sandbox: Sandbox, command: str = "sleep 60") -> SandboxError:
+async def lost_in(sandbox: Sandbox, command: str = "sleep 120") -> SandboxError:
     """Run a command that ends with its sandbox; return the error."""
-    with pytest.raises(SandboxError) as caught, anyio.fail_after(15):
-        await sandbox.exec(command, timeout_s=60)
+    with pytest.raises(SandboxError) as caught, anyio.fail_after(60):
+        await sandbox.exec(command, timeout_s=120)
     return caught.value
 
 

@@ -110,7 +110,7 @@ async def test_closing_the_stream_ends_the_container(engine: DockerEngine) -> No
         await transport.aclose()
         await transport.aclose()
         del transport
-    with anyio.fail_after(10):
+    with anyio.fail_after(60):
         while await engine.containers(LABEL):
             await anyio.sleep(0.05)
 
@@ -129,7 +129,7 @@ async def test_the_stream_ends_when_the_container_does(engine: DockerEngine) -> 
     await transport.send(b"\n")
     assert await transport.receive() == b""
     assert transport.stderr == b"err\n"
-    with anyio.fail_after(10):
+    with anyio.fail_after(60):
         while True:
             try:
                 await transport.send(b"x\n")
@@ -147,7 +147,7 @@ async def test_a_reader_wakes_when_its_stream_is_closed(engine: DockerEngine) ->
     async def read() -> None:
         ended.append(await transport.receive())
 
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(read)
             await anyio.sleep(0.05)
@@ -162,7 +162,7 @@ async def test_a_cancelled_sender_does_not_disturb_the_others(engine: DockerEngi
     with anyio.move_on_after(0.2) as scope:
         await transport.send(bytes(8_000_000))
     assert scope.cancelled_caught
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
             for _ in range(3):
                 tasks.start_soon(transport.send, b"x\n")
@@ -186,7 +186,7 @@ async def test_more_than_a_hundred_streams_leave_room_for_calls(engine: DockerEn
         for _ in range(101):
             request = engine._response("events", params={"since": "0"})
             await stack.enter_async_context(request)
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             assert (await engine.json("version"))["ApiVersion"]
 
 
@@ -323,7 +323,7 @@ async def test_events_tell_of_memory_and_death(engine: DockerEngine) -> None:
                     assert event["Actor"]["Attributes"]["exitCode"] == "137"
                     return
 
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(follow)
             await started.wait()

@@ -162,7 +162,7 @@ async def test_stopping_sends_what_is_finished_and_leaves_nothing(
     model = TokenModel(delay_s=0.3)
     async with opened(config_for(server.url, total_steps=1000), model) as env:
         scheduler = Scheduler(env, api)
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(scheduler.run)
                 await train(trainer, 1)
@@ -177,7 +177,7 @@ async def test_a_refused_key_stops_the_run_with_its_reason(
     model = TokenModel()
     model.fail = lambda: ModelUnauthorized("the key is wrong")
     async with opened(config_for(server.url), model) as env:
-        with pytest.raises(ModelUnauthorized, match="the key is wrong"), anyio.fail_after(20):
+        with pytest.raises(ModelUnauthorized, match="the key is wrong"), anyio.fail_after(60):
             await Scheduler(env, api).run()
 
 

@@ -334,7 +334,7 @@ async def test_the_event_stream_is_opened_again_when_it_ends(
         fates.track("abc")
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(fates.watch)
-            with anyio.fail_after(10):
+            with anyio.fail_after(60):
                 fate = await fates.ending("abc")
             tasks.cancel_scope.cancel()
     assert (fate.out_of_memory, fate.exit_code, fate.removed) == (True, 137, True)
