@@ -348,7 +348,7 @@ async def test_a_daemon_that_is_not_there_is_unreachable(host: str) -> None:
 
 
 async def test_an_address_of_an_unknown_kind_is_refused() -> None:
-    with pytest.raises(ConfigError, match="unix://PATH"):
+    with pytest.raises(ConfigError, match="unix:///PATH"):
         await DockerEngine("ssh://host").__aenter__()
 
 
