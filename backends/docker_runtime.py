@@ -18,8 +18,9 @@ import anyio.to_thread
 from hermes_rl.backends.docker_engine import DockerEngine
 from hermes_rl.backends.docker_errors import EngineFailure
 from hermes_rl.backends.runtime import MANIFEST, MOUNT_POINT, Runtime
+from hermes_rl.errors import CreateError
 
-__all__ = ["ensure_volume", "is_unseen_by_daemon"]
+__all__ = ["ensure_volume", "is_unseen_by_daemon", "is_without_interpreter"]
 
 RUNTIME_LABEL = "hermes.runtime"
 FILL_TIMEOUT_S = 120.0
@@ -29,6 +30,11 @@ LOCK_POLL_S = 0.2
 def is_unseen_by_daemon(failure: EngineFailure) -> bool:
     """Tell whether a create call failed because the daemon lacks the directory to bind."""
     return failure.status == 400 and "bind source path does not exist" in failure.message
+
+
+def is_without_interpreter(error: CreateError) -> bool:
+    """Tell whether a sandbox did not start because nothing lies where our interpreter should."""
+    return f'exec: "{MOUNT_POINT}/' in str(error) and "no such file" in str(error)
 
 
 async def ensure_volume(

@@ -22,10 +22,14 @@ from hermes_rl.backends.docker_images import Image, ImageStore
 from hermes_rl.backends.docker_options import DockerOptions
 from hermes_rl.backends.docker_outage import Outage
 from hermes_rl.backends.docker_reaper import IMAGE_LABEL, Reaper
-from hermes_rl.backends.docker_runtime import ensure_volume, is_unseen_by_daemon
+from hermes_rl.backends.docker_runtime import (
+    ensure_volume,
+    is_unseen_by_daemon,
+    is_without_interpreter,
+)
 from hermes_rl.backends.docker_sandbox import DockerSandbox
 from hermes_rl.backends.ownership import RUN_LABEL, Owner, labels_for
-from hermes_rl.backends.runtime import Runtime, ensure_runtime
+from hermes_rl.backends.runtime import Runtime, ensure_runtime, kept_runtime
 from hermes_rl.backends.start_deadline import coming_up, too_slow
 from hermes_rl.errors import (
     BackendUnavailable,
@@ -167,13 +171,20 @@ class DockerSession:
                     raise
 
     async def _create(self, spec: SandboxSpec) -> DockerSandbox:
+        self._runtime = await kept_runtime(self._runtime)
         image = await self._images.image_for(spec)
         try:
             return await self._start(spec, image)
         except ImageNotFound:
             # Removed from the daemon since we looked it up.
             self._images.forget(image)
-            return await self._start(spec, await self._images.image_for(spec))
+        except CreateError as error:
+            if not is_without_interpreter(error):
+                raise
+            # The volume, or some of the files, were removed since then.
+            self._volume = None
+            self._runtime = await ensure_runtime(self._settings.cache_dir)
+        return await self._start(spec, await self._images.image_for(spec))
 
     async def _start(self, spec: SandboxSpec, image: Image) -> DockerSandbox:
         """Boot under a permit to start; what may take long afterwards holds none."""

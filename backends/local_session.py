@@ -27,7 +27,7 @@ from hermes_rl.backends.local_nursery import NurseryClient
 from hermes_rl.backends.local_sandbox import LocalSandbox
 from hermes_rl.backends.outpost.transport import SocketTransport
 from hermes_rl.backends.regular_sweep import RegularSweep
-from hermes_rl.backends.runtime import Runtime
+from hermes_rl.backends.runtime import Runtime, kept_runtime
 from hermes_rl.backends.start_deadline import coming_up
 from hermes_rl.errors import CreateError
 from hermes_rl.sandbox import BackendLimits, BackendSettings, Capability, SandboxSpec
@@ -170,6 +170,8 @@ class LocalSession:
     async def _boot(self, spec: SandboxSpec) -> LocalSandbox:
         """Make the directories and the keeper; its first word is not yet waited for."""
         id = f"{self.backend}-{uuid.uuid4().hex[:10]}"
+        if self._runtime is not None:
+            self._runtime = await kept_runtime(self._runtime)
         nursery = await self._pick_nursery()
         directory = self._directory.sandbox(id)
         try:

@@ -34,6 +34,7 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 import orjson
+from anyio import Path as AsyncPath
 
 from hermes_rl.backends.elf import dynamic_loader, loadable_part
 from hermes_rl.errors import BackendUnavailable
@@ -48,6 +49,7 @@ __all__ = [
     "RuntimeImpossible",
     "build_runtime",
     "ensure_runtime",
+    "kept_runtime",
 ]
 
 MOUNT_POINT = "/.hermes"
@@ -162,6 +164,17 @@ async def ensure_runtime(cache_dir: Path) -> Runtime:
         BackendUnavailable: It cannot be built now; says why.
     """
     return await anyio.to_thread.run_sync(build_runtime, cache_dir, limiter=_BUILDERS)
+
+
+async def kept_runtime(runtime: Runtime) -> Runtime:
+    """Return a runtime that was made before, made again if the cache was emptied meanwhile.
+
+    Raises:
+        BackendUnavailable: See :func:`ensure_runtime`.
+    """
+    if await AsyncPath(runtime.path, MANIFEST).exists():
+        return runtime
+    return await ensure_runtime(runtime.path.parent)
 
 
 def build_runtime(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -338,6 +339,34 @@ async def test_that_the_daemon_does_not_see_our_files_is_noticed(
         if volume:
             remove_volume(volume)
     assert volume.startswith("hermes-runtime-")
+
+
+@pytest.mark.parametrize("gone", ["everything", "the loader"])
+async def test_a_cache_that_is_emptied_in_a_run_is_filled_again(tmp_path: Path, gone: str) -> None:
+    settings = run_settings(tmp_path / "cache")
+    async with create_backend(settings) as backend:
+        await (await backend.create(box())).close()
+        if gone == "everything":
+            shutil.rmtree(tmp_path / "cache")
+        else:
+            (loader,) = (tmp_path / "cache").glob("runtime-*/lib/ld-linux*")
+            loader.unlink()
+        sandbox = await backend.create(box())
+        assert (await sandbox.exec("echo hi", timeout_s=60)).text == "hi\n"
+    assert containers_of(settings.run_id) == {}
+
+
+async def test_a_volume_that_is_removed_in_a_run_is_filled_again(cache_dir: Path) -> None:
+    by_volume = run_settings(cache_dir, runtime="volume")
+    async with create_backend(by_volume) as backend:
+        before = await backend.create(box())
+        volume = _inspect(before, "{{(index .Mounts 0).Name}}")
+        await before.close()
+        remove_volume(volume)
+        after = await backend.create(box())
+        assert (await after.exec("echo hi", timeout_s=60)).text == "hi\n"
+        assert _inspect(after, "{{(index .Mounts 0).Name}}") == volume
+    remove_volume(volume)
 
 
 # Through the engine

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -214,6 +215,15 @@ async def test_killed_from_the_host_is_not_the_agents_doing(backend: LocalBacken
     with pytest.raises(SandboxGone, match="from the host") as gone:
         await sandbox.exec("sleep 60", timeout_s=60)
     assert (gone.value.cause, gone.value.by_agent, gone.value.retryable) == ("killed", False, True)
+
+
+async def test_a_cache_that_is_emptied_in_a_run_is_filled_again(tmp_path: Path) -> None:
+    settings = BackendSettings(run_id="test", options=ISOLATED, cache_dir=tmp_path / "cache")
+    async with create_backend(settings) as backend:
+        await (await backend.create(SandboxSpec())).close()
+        shutil.rmtree(tmp_path / "cache")
+        sandbox = await backend.create(SandboxSpec())
+        assert (await sandbox.exec("echo hi", timeout_s=60)).text == "hi\n"
 
 
 def below(parent: int, word: bytes) -> list[int]:
