@@ -18,6 +18,8 @@ __all__ = ["read_yaml_file"]
 
 _MOST_BYTES = 1 << 20
 """No configuration is longer; a device or a wrong file may be endless."""
+_MOST_ENTRIES = 100_000
+"""Of all mappings together, merged ones counted each time: no configuration has more."""
 _MERGE = "tag:yaml.org,2002:merge"
 
 
@@ -25,8 +27,14 @@ class _RepeatedKey(yaml.YAMLError):
     """A key stands twice in one mapping."""
 
 
+class _TooManyEntries(yaml.YAMLError):
+    """Merges multiply what is written."""
+
+
 class _Loader(yaml.SafeLoader):
-    """The safe loader, without repeated keys."""
+    """The safe loader, without repeated keys, and with merges that do not multiply."""
+
+    _entries = 0
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         """Compose a mapping and check its keys, which here are still as they were written."""
@@ -43,6 +51,18 @@ class _Loader(yaml.SafeLoader):
                 )
             lines[name] = line
         return node
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Put what is merged in its place, each key once: PyYAML before 6.0.4 keeps them all."""
+        super().flatten_mapping(node)
+        kept: dict[object, tuple[yaml.Node, yaml.Node]] = {}
+        for key, value in node.value:
+            name = (key.tag, key.value) if isinstance(key, yaml.ScalarNode) else id(key)
+            kept[name] = (key, value)
+        node.value = list(kept.values())
+        self._entries += len(node.value)
+        if self._entries > _MOST_ENTRIES:
+            raise _TooManyEntries(f"its mappings have more than {_MOST_ENTRIES} entries")
 
 
 def read_yaml_file(path: Path, source: str) -> object:

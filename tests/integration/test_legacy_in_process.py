@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sysconfig
+from importlib.metadata import requires
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 RUN = """
@@ -43,3 +46,26 @@ def test_in_the_process_of_hermes_agent(hermes_python: str, module: str) -> None
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert " passed" in done.stdout
     assert "skipped" not in done.stdout
+
+
+@pytest.mark.timeout(900)
+def test_hermes_agent_can_be_installed_beside_us(hermes_python: str) -> None:
+    """Nothing that it pins is outside what we ask for: pip would refuse the extra."""
+    listed = "from importlib.metadata import requires; print(*requires('hermes-agent'), sep='\\n')"
+    done = subprocess.run(
+        [hermes_python, "-c", listed], capture_output=True, text=True, timeout=60, check=True
+    )
+    pins: dict[str, str] = {}
+    for pinned in map(Requirement, done.stdout.splitlines()):
+        if pinned.marker is None or pinned.marker.evaluate({"extra": ""}):
+            pins |= {canonicalize_name(pinned.name): one.version for one in pinned.specifier}
+    ours = [Requirement(line) for line in requires("hermes_rl") or ()]
+    refused = [
+        str(need)
+        for need in ours
+        if (need.marker is None or need.marker.evaluate({"extra": ""}))
+        and (version := pins.get(canonicalize_name(need.name)))
+        and not need.specifier.contains(version)
+    ]
+    assert len(pins) > 10
+    assert refused == []

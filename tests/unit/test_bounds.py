@@ -114,6 +114,25 @@ def test_merges_of_merges_do_not_multiply(tmp_path: Path) -> None:
     assert read_yaml(path).env["a39"] == {"x": 1, "y": 2}
 
 
+def test_a_large_mapping_merged_often_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    base = "{" + ", ".join(f"k{n}: 1" for n in range(3_000)) + "}"
+    merged = (f"m{n}: {{<<: *base}}" for n in range(3_000))
+    path.write_text("\n  ".join(["env:", f"base: &base {base}", *merged]))
+    with pytest.raises(ConfigError, match="more than 100000 entries"):
+        read_yaml(path)
+
+
+def test_a_merge_keeps_what_the_mapping_itself_says(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        "env:\n  extra_body:\n    a: &a {x: 1, y: 1}\n    b: &b {y: 2, z: 2}\n"
+        "    c: {<<: [*a, *b], z: 3}\n    d: {w: 0, <<: *a, x: 4}\n"
+    )
+    body = read_yaml(path).env["extra_body"]
+    assert (body["c"], body["d"]) == ({"x": 1, "y": 1, "z": 3}, {"w": 0, "x": 4, "y": 1})
+
+
 @dataclass
 class Limited:
     id: str = "limited"
