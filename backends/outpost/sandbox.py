@@ -29,26 +29,17 @@ closes every sandbox that is left and only then leaves its task group.
 
 from __future__ import annotations
 
-import errno
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Literal
 
 import anyio
 import anyio.to_thread
-from anyio.lowlevel import checkpoint
 
 from hermes_rl.backends.outpost.channel import Hello, Loss, OutpostChannel
-from hermes_rl.backends.outpost.errno_errors import file_error
-from hermes_rl.backends.outpost.frames import (
-    FrameError,
-    Kind,
-    iterate_list,
-    pack_fields,
-    to_text,
-)
+from hermes_rl.backends.outpost.files import list_directory, read_file, write_file
+from hermes_rl.backends.outpost.frames import Kind
 from hermes_rl.backends.outpost.process import Execution, StreamContext, run_to_end
 from hermes_rl.backends.outpost.request import RunRequest
 from hermes_rl.backends.outpost.transfer import download, upload
@@ -75,20 +66,6 @@ __all__ = ["OutpostSandbox"]
 logger = logging.getLogger(__name__)
 
 CLOSE_LIMIT_S = 10.0
-WRITE_INLINE_BYTES = 512 * 1024
-JOIN_HERE_BYTES = 4 << 20
-"""Joining more than this on the event loop would hold it for milliseconds."""
-LIST_LIMIT_BYTES = 10_000 * 512
-MAX_LIST_ENTRIES = 10_000
-ENTRIES_PER_TURN = 500
-"""Read before other tasks get the loop: about 2 ms."""
-
-_KINDS: dict[bytes, Literal["file", "dir", "link", "other"]] = {
-    b"file": "file",
-    b"dir": "dir",
-    b"link": "link",
-    b"other": "other",
-}
 
 
 class OutpostSandbox:
@@ -344,25 +321,6 @@ class OutpostSandbox:
 
     # Files
 
-    async def _ask_about(
-        self,
-        kind: Kind,
-        path: str,
-        fields: Mapping[str, bytes | str | int],
-        *,
-        limit_bytes: int = 0,
-        data: bytes = b"",
-    ) -> list[bytes]:
-        self._check()
-        payload = pack_fields({"path": path, **fields})
-        reply = await self._channel.ask(kind, payload, limit_bytes=limit_bytes, data=data)
-        if reply.failure is not None:
-            number = reply.failure.number
-            if kind == Kind.LIST and number == errno.ENOTDIR:
-                number = errno.EISDIR
-            raise file_error(path, number, reply.failure.text, sandbox_id=self.id)
-        return reply.chunks
-
     async def read(
         self,
         path: str,
@@ -376,16 +334,16 @@ class OutpostSandbox:
         if trusted:
             return await self._read_trusted(path, max_bytes=max_bytes, offset=offset)
         await self._settle()
-        fields = {"offset": offset, "limit": max_bytes, **self._as_user(user)}
-        chunks = await self._ask_about(Kind.READ, path, fields, limit_bytes=max_bytes)
-        if sum(map(len, chunks)) < JOIN_HERE_BYTES:
-            return b"".join(chunks)
-        return await anyio.to_thread.run_sync(b"".join, chunks, limiter=self._threads)
-
-    def _as_user(self, user: str | None) -> dict[str, bytes | str | int]:
-        """Return the field that makes a file operation happen as ``user``."""
         self._check(user=user)
-        return {} if user is None else {"user": user}
+        return await read_file(
+            self._channel,
+            path,
+            max_bytes=max_bytes,
+            offset=offset,
+            user=user,
+            sandbox_id=self.id,
+            threads=self._threads,
+        )
 
     async def _read_trusted(self, path: str, *, max_bytes: int, offset: int) -> bytes:
         raise self._unsupported(Capability.ENGINE_ACCESS)
@@ -395,28 +353,14 @@ class OutpostSandbox:
     ) -> None:
         """Write a file atomically; see :meth:`hermes_rl.sandbox.Sandbox.write`."""
         await self._settle()
-        fields = self._as_user(user)
-        if mode is not None:
-            fields["mode"] = mode
-        if len(data) <= WRITE_INLINE_BYTES:
-            await self._ask_about(Kind.WRITE, path, {**fields, "data": data})
-        else:
-            await self._ask_about(Kind.WRITE, path, {**fields, "more": 1}, data=data)
+        self._check(user=user)
+        await write_file(self._channel, path, data, mode=mode, user=user, sandbox_id=self.id)
 
     async def list(self, path: str, *, user: str | None = None) -> list[DirEntry]:
         """List a directory; see :meth:`hermes_rl.sandbox.Sandbox.list`."""
         await self._settle()
-        fields = self._as_user(user)
-        chunks = await self._ask_about(Kind.LIST, path, fields, limit_bytes=LIST_LIMIT_BYTES)
-        entries: list[DirEntry] = []
-        try:
-            for entry in _dir_entries(b"".join(chunks)):
-                entries.append(entry)
-                if len(entries) % ENTRIES_PER_TURN == 0:
-                    await checkpoint()
-        except FrameError as error:
-            await self._channel.refuse(error)
-        return entries
+        self._check(user=user)
+        return await list_directory(self._channel, path, user=user, sandbox_id=self.id)
 
     async def upload(self, local: Path, remote: str, *, user: str | None = None) -> None:
         """Copy a local file or directory; see :meth:`hermes_rl.sandbox.Sandbox.upload`."""
@@ -446,24 +390,3 @@ class OutpostSandbox:
             threads=self._threads,
             user=user,
         )
-
-
-def _dir_entries(data: bytes) -> Iterator[DirEntry]:
-    """Read a list of entries, each of five items.
-
-    Raises:
-        FrameError: It is none, or longer than one may be.
-    """
-    items = iterate_list(data)
-    for count, name in enumerate(items):
-        if count >= MAX_LIST_ENTRIES:
-            raise FrameError("more directory entries than were asked for")
-        try:
-            kind, size = _KINDS[next(items)], int(next(items))
-            mtime_ns, mode = int(next(items)), int(next(items))
-            entry = DirEntry(to_text(name), kind, size, mtime_ns / 1e9, mode)
-        except (ArithmeticError, KeyError, StopIteration, ValueError) as error:
-            raise FrameError(f"a malformed directory entry ({error!r})") from None
-        if not 0 <= size < 1 << 63:
-            raise FrameError("a file of impossible size")
-        yield entry
