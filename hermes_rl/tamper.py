@@ -3,11 +3,12 @@
 A verifier runs in the agent's sandbox with the programs it finds there. So before tests are
 uploaded, what differs from the image (``Sandbox.changes()``) is compared with a list:
 
-* shells, basic tools, curl, wget, apt on the ``PATH`` of the tests; the C library and its loader
+* shells, basic tools, curl, wget, apt on the ``PATH`` of the tests; the C library, its loader and
+  the libraries of these programs
 * Python, pip, pytest and uv there
 * files that steer these: ``/etc/ld.so.preload``, ``sitecustomize.py`` and other start-up files of
-  Python, a pytest configuration in ``/``, other package sources of pip and uv, ``~/.curlrc``, and
-  the scripts that set a ``PATH`` for tests
+  Python, a pytest configuration in ``/``, ``~/.curlrc``, and those of :mod:`hermes_rl.steering`,
+  which are judged by their contents
 
 A path on the list that was added or changed is a flag, unless what is there now is what its
 package has: a Debian package's checksum or a wheel's ``RECORD`` says the same, or it is a link to
@@ -22,7 +23,6 @@ database as well. See ``docs/verification.md`` for what is prevented, flagged, a
 from __future__ import annotations
 
 import base64
-import csv
 import hashlib
 import heapq
 import posixpath
@@ -30,6 +30,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -37,7 +38,9 @@ import anyio.to_thread
 
 from hermes_rl.errors import FileError
 from hermes_rl.loop_limiter import LoopLimiter
+from hermes_rl.package_records import conffile_md5, packaged_md5, recorded_hash
 from hermes_rl.sandbox import UNFINISHED_SEARCH, Capability, Change, Sandbox
+from hermes_rl.steering import PATTERN, steering_of
 
 __all__ = ["FLAG", "SUSPECTS", "tamper_flags"]
 
@@ -54,6 +57,8 @@ CHECKS_AT_ONCE = 8
 MAX_PROGRAM_BYTES = 64 << 20
 MAX_RECORD_BYTES = 16 << 20
 """Of dpkg's status file or a wheel's RECORD."""
+MAX_STEERING_BYTES = 16 * 1024
+"""Looked at on the event loop."""
 MAX_RECORDS = 100
 """RECORDs read in search of one file."""
 LOOK_TIMEOUT_S = 30.0
@@ -67,8 +72,20 @@ _TOOL_NAMES = """
 """
 _INTERPRETERS = re.compile(r"(python[\d.]*|pypy[\d.]*|uv|uvx)\Z")
 _SCRIPTS = re.compile(r"(pip[\d.]*|pytest|py\.test)\Z")
-_LIBRARIES = re.compile(r"(ld-linux[^/]*|libc|libdl|libpthread)\.so[\d.]*\Z")
+_LIBRARY_NAMES = """
+    acl apt-pkg apt-private attr audit bz2 c cap cap-ng crypt crypto curl curl-gnutls dl expat ffi
+    gcc_s gnutls lz4 lzma m md nghttp2 pam pcre2-8 pthread resolv rt selinux ssl stdc.. systemd
+    tinfo util xxhash z zstd
+"""
+_LIBRARIES = re.compile(
+    rf"(ld-linux[^/]*|lib({'|'.join(_LIBRARY_NAMES.split())}|nss_[^/]*|python3[^/]*))\.so[\d.]*\Z"
+)
 _LIBRARY_PLACES = re.compile(r"/(usr/)?lib(32|64)?/")
+_LOCAL_LIBRARIES = re.compile(
+    r"/usr/local/(?>.*/)lib"
+    r"(acl|attr|c|cap|dl|m|nss_[^/]*|pcre2-8|pthread|rt|selinux|tinfo)\.so[\d.]*\Z"
+)
+"""The loader prefers this place. What else is built from source and installed there is honest."""
 _START_UP = re.compile(r"(sitecustomize\.py|usercustomize\.py|[^/]+\.pth)\Z")
 _START_UP_PLACES = re.compile(r"/usr/|/etc/python\d[^/]*/|.*/\.local/lib/python\d[^/]*/")
 _FIXED_PATHS = """
@@ -79,15 +96,7 @@ _TOOLS = frozenset(_TOOL_NAMES.split())
 _FIXED = frozenset(_FIXED_PATHS.split())
 _OF_HOME = frozenset([".curlrc", ".wgetrc"])
 _SOURCES = frozenset(["pip.conf", "uv.toml"])
-"""Names of files that are harmless unless they name another source of packages."""
-_REDIRECT = re.compile(rb"index|find[-_]links|://|proxy|target|prefix|config[-_]settings", re.I)
-_PATH_SCRIPTS = ("/.local/bin/env", "/.cargo/env")
-_OWN_BIN = rb"(\$HOME|/root|/home/[\w.-]+)/\.(local|cargo)/bin"
-_PATH_LINE = re.compile(
-    rb'\s*(#.*|case ":\$\{?PATH\}?:" in|\*:"?%s"?:\*\)|\*\)|;;|esac|'
-    rb'(export )?PATH="?%s:\$\{?PATH\}?"?)?\s*' % (_OWN_BIN, _OWN_BIN)
-)
-"""Lines of a script that does nothing but put such a directory in front of ``PATH``."""
+"""Steering files that are so wherever they are."""
 _PROJECTS = {"uvx": "uv", "py.test": "pytest"}
 """Projects of programs that are not named like them."""
 _SHELLS = frozenset(["bash", "busybox", "dash"])
@@ -99,14 +108,15 @@ done"""
 _NAMES = "|".join(map(re.escape, sorted(_TOOLS | _OF_HOME | _SOURCES)))
 _PATTERNS = "|".join(p.pattern for p in (_INTERPRETERS, _SCRIPTS, _LIBRARIES, _START_UP))
 SUSPECTS = (
-    rf"({'|'.join(map(re.escape, sorted(_FIXED)))})\Z|"
+    rf"({'|'.join(map(re.escape, sorted(_FIXED)))})\Z|{PATTERN}|"
     rf"(?>.*/)(({_NAMES})\Z|{_PATTERNS})"
 )
 """Matches every path that could be a flag, and others; for ``Sandbox.changes()``. It looks at the
 last name only, without a way back: an agent chooses the paths. The name of ``_PATH_SCRIPTS`` is a
 tool's."""
 _hashing = LoopLimiter(2)
-"""Programs are some megabytes; hashing frees the interpreter meanwhile."""
+"""Programs are some megabytes; hashing frees the interpreter meanwhile. So are records."""
+T = TypeVar("T")
 
 
 @dataclass(slots=True, frozen=True)
@@ -208,10 +218,10 @@ def _is_steering(path: str) -> bool:
     return (
         path in _FIXED
         or path == UNFINISHED_SEARCH
-        or name in _SOURCES
-        or path.endswith(_PATH_SCRIPTS)
+        or steering_of(path) is not None
         or bool(_START_UP.match(name) and _START_UP_PLACES.match(path))
         or bool(_LIBRARIES.match(name) and _LIBRARY_PLACES.match(path))
+        or bool(_LOCAL_LIBRARIES.match(path))
     )
 
 
@@ -298,12 +308,11 @@ class _Checks:
             return "something in the sandbox kept it from its end"
         if item.path in _FIXED or posixpath.basename(item.path) in _OF_HOME:
             return "there is no honest reason to write it"
-        if item.path.endswith(_PATH_SCRIPTS):
-            return await self._reason_of_text(item.real, _sets_path_only, "does more than set PATH")
-        if posixpath.basename(item.path) in _SOURCES:
-            return await self._reason_of_text(
-                item.real, lambda text: not _REDIRECT.search(text), "names a source of packages"
-            )
+        if (steering := steering_of(item.path)) is not None:
+            text = await self._read(item.real, MAX_STEERING_BYTES)
+            if text is not None and steering.is_harmless(text):
+                return None
+            return None if await self._is_as_packaged(item.real, owners) else steering.otherwise
         if item.real != item.path and not _is_same_program(item.path, item.real):
             return f"leads to {item.real}"
         if item.real not in self._possible.written:
@@ -314,12 +323,6 @@ class _Checks:
         if await self._is_as_packaged(item.real, owners):
             return None
         return "not what a package installs there"
-
-    async def _reason_of_text(
-        self, path: str, is_fine: Callable[[bytes], bool], otherwise: str
-    ) -> str | None:
-        text = await self._read(path)
-        return None if text is not None and is_fine(text) else otherwise
 
     async def _read(self, path: str, max_bytes: int = MAX_PROGRAM_BYTES) -> bytes | None:
         """Read a file around the sandbox where the backend can; None if it cannot be read."""
@@ -359,28 +362,22 @@ class _Checks:
 
     async def _packaged_md5(self, path: str, package: str) -> str | None:
         listed = await self._read(f"/var/lib/dpkg/info/{package}.md5sums", MAX_RECORD_BYTES)
-        for line in (listed or b"").decode("utf-8", "replace").splitlines():
-            digest, _, name = line.partition("  ")
-            if f"/{name}" in _spellings(path):
-                return digest
-        return await self._conffile_md5(path)
-
-    async def _conffile_md5(self, path: str) -> str | None:
-        """Return the checksum of a configuration file, which only dpkg's status has."""
+        said = await _in_thread(packaged_md5, listed or b"", _spellings(path))
+        if said is not None:
+            return said
         if self._status is None:
             self._status = await self._read("/var/lib/dpkg/status", MAX_RECORD_BYTES) or b""
-        found = re.search(rb"^ %s ([0-9a-f]{32})" % re.escape(path.encode()), self._status, re.M)
-        return found[1].decode() if found else None
+        return await _in_thread(conffile_md5, self._status, path)
 
     async def _is_in_a_wheel(self, path: str, content: bytes) -> bool:
         """Say whether the RECORD of a newly installed wheel lists the file with this content."""
-        said = base64.urlsafe_b64encode(await _digest("sha256", content)).rstrip(b"=").decode()
+        digest = base64.urlsafe_b64encode(await _digest("sha256", content)).rstrip(b"=").decode()
         for record in self._records_for(path)[:MAX_RECORDS]:
             site = posixpath.dirname(posixpath.dirname(record))
             data = await self._read(record, MAX_RECORD_BYTES) or b""
-            for row in csv.reader(data.decode("utf-8", "replace").splitlines()):
-                if len(row) > 1 and posixpath.normpath(posixpath.join(site, row[0])) == path:
-                    return row[1] == f"sha256={said}"
+            said = await _in_thread(recorded_hash, data, site, path)
+            if said is not None:
+                return said == f"sha256={digest}"
         return False
 
     def _records_for(self, path: str) -> list[str]:
@@ -411,12 +408,12 @@ def _is_same_program(path: str, real: str) -> bool:
     return target.startswith(name.rstrip("0123456789.")) or (name == "sh" and target in _SHELLS)
 
 
-def _sets_path_only(script: bytes) -> bool:
-    return all(_PATH_LINE.fullmatch(line) for line in script.splitlines())
-
-
 async def _digest(algorithm: str, content: bytes) -> bytes:
     def digest() -> bytes:
         return hashlib.new(algorithm, content, usedforsecurity=False).digest()
 
-    return await anyio.to_thread.run_sync(digest, limiter=_hashing)
+    return await _in_thread(digest)
+
+
+async def _in_thread(work: Callable[..., T], *arguments: object) -> T:
+    return await anyio.to_thread.run_sync(work, *arguments, limiter=_hashing)

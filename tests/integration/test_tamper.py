@@ -42,6 +42,21 @@ TAMPERING = {
     "/root/.cargo/env": "printf 'export PATH=\"/tmp/evil:$PATH\"\\n' > /root/.cargo/env",
     "/root/.curlrc": "echo 'url = http://x' > /root/.curlrc",
     "/etc/pip.conf": "printf '[global]\\nindex-url = http://x\\n' > /etc/pip.conf",
+    "/etc/apt/apt.conf.d/99x": (
+        "echo 'APT::Update::Pre-Invoke {\"sh /app/x\";};' > /etc/apt/apt.conf.d/99x"
+    ),
+    "/etc/apt/sources.list.d/x.list": (
+        "echo 'deb [trusted=yes] file:/app ./' > /etc/apt/sources.list.d/x.list"
+    ),
+    "/etc/ld.so.conf.d/x.conf": "echo /app/lib > /etc/ld.so.conf.d/x.conf",
+    "/usr/local/lib/libtinfo.so.6": (
+        "cp /lib/x86_64-linux-gnu/libutil.so.1 /usr/local/lib/libtinfo.so.6"
+    ),
+    "/usr/lib/x86_64-linux-gnu/glibc-hwcaps/x86-64-v9/libz.so.1": (
+        "d=/usr/lib/x86_64-linux-gnu; mkdir -p $d/glibc-hwcaps/x86-64-v9; "
+        "cp $d/libutil.so.1 $d/glibc-hwcaps/x86-64-v9/libz.so.1"
+    ),
+    "/etc/nsswitch.conf": "sed -i 's/^hosts:.*/hosts: evil dns/' /etc/nsswitch.conf",
 }
 HONEST = {
     "/usr/bin/sed": "cp /usr/bin/sed /tmp/sed && rm /usr/bin/sed && mv /tmp/sed /usr/bin/sed",
@@ -66,6 +81,12 @@ X""",
         "printf '[global]\\nbreak-system-packages = true\\n' > /root/.config/pip/pip.conf"
     ),
     "/app/curl": "mkdir -p /app; echo > /app/curl",
+    "/etc/apt/apt.conf.d/80retries": (
+        "echo 'Acquire::Retries \"3\";' > /etc/apt/apt.conf.d/80retries"
+    ),
+    "/usr/lib/x86_64-linux-gnu/libtinfo.so.6.4": (
+        "cd /usr/lib/x86_64-linux-gnu; cp -L libtinfo.so.6.4 /tmp/t; mv /tmp/t libtinfo.so.6.4"
+    ),
     "/usr/local/bin/pip": """
 site=/usr/local/lib/python3.11/dist-packages; mkdir -p $site/pip-1.0.dist-info
 printf '#!/bin/sh\\n' > /usr/local/bin/pip
