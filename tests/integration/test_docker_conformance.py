@@ -24,11 +24,6 @@ DECLARED = frozenset(Capability) - {Capability.GPU, Capability.BASH}
 
 
 @pytest.fixture(scope="session")
-def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(scope="session")
 def python_dir(tmp_path_factory: pytest.TempPathFactory) -> Runtime:
     return python_to_copy(tmp_path_factory.mktemp("python"))
 

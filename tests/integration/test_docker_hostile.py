@@ -31,11 +31,6 @@ FLOOD_BYTES = 50_000_000
 ENTRIES = 10_000
 
 
-@pytest.fixture(scope="session")
-def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
 @pytest.fixture
 def settings(cache_dir: Path) -> Iterator[BackendSettings]:
     settings = run_settings(cache_dir)

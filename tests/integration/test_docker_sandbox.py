@@ -60,11 +60,6 @@ pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("docker_image")]
 ENGINE = Path(__file__).with_name("docker_engine_process.py")
 
 
-@pytest.fixture(scope="session")
-def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
 @pytest.fixture
 def settings(cache_dir: Path) -> Iterator[BackendSettings]:
     settings = run_settings(cache_dir)
