@@ -22,6 +22,7 @@ __all__ = ["RewardFiles", "parse_report", "parse_reward_json", "parse_reward_tex
 MAX_TESTS_KEPT = 200
 """Test outcomes kept in the evidence; the totals are always complete."""
 MAX_NAME_CHARS = 200
+MAX_COUNT = 1 << 53
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -125,4 +126,7 @@ def parse_report(data: bytes) -> JSONObject:
 
 def _summary(counts: Mapping[str, Any]) -> dict[str, int]:
     names = ("tests", "passed", "failed", "pending", "skipped", "other")
-    return {name: int(counts[name]) for name in names if name in counts}
+    summary = {name: int(counts[name]) for name in names if name in counts}
+    if any(abs(count) > MAX_COUNT for count in summary.values()):
+        raise ValueError("a count that no log could hold")
+    return summary

@@ -28,6 +28,9 @@ MAX_ENTRIES = 200_000
 """Entries of one download; a million empty files cost the host a million inodes."""
 MAX_EXTENDED_HEADER_BYTES = 64 * 1024
 MAX_DEPTH = 200
+MAX_PATH_BYTES = 4000
+"""Of what an archive may make here. The kernel takes 4096; what is made step by step may be
+longer, and then no path leads to it."""
 _NO_FOLLOW_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -107,6 +110,8 @@ class Unpacker:
 
     def __init__(self, target: Path, *, max_bytes: int, max_entries: int = MAX_ENTRIES) -> None:
         self._target = target
+        place = os.fsencode(os.path.abspath(target))
+        self._longest_name_bytes = MAX_PATH_BYTES - len(place)
         self._bytes_left = max_bytes
         self._entries_left = max_entries
         self._buffer = bytearray()
@@ -225,6 +230,8 @@ class Unpacker:
 
     def _make(self, header: _Header) -> None:
         parts = _safe_parts(header.name)
+        if len(os.fsencode(header.name)) > self._longest_name_bytes:
+            raise UnsafeArchive("The archive from the sandbox has a path that is too long here.")
         if self._is_tree is None:
             self._is_tree = not parts
             self._open_root()
@@ -373,8 +380,8 @@ def _parse_extended(kind: bytes, data: bytes) -> dict[str, str]:
 def _extend(header: _Header, records: dict[str, str]) -> _Header:
     try:
         size_bytes = int(records.get("size", header.size_bytes))
-        mtime_s = float(records.get("mtime", header.mtime_s))
-        if size_bytes < 0 or not 0 <= mtime_s < 1 << 40:
+        mtime_s = max(0.0, float(records.get("mtime", header.mtime_s)))  # 1970, for older files
+        if size_bytes < 0 or not mtime_s < 1 << 40:
             raise ValueError("size or time out of range")
     except ValueError as error:
         raise UnsafeArchive(f"The sandbox sent a malformed header: {error}.") from None

@@ -235,7 +235,11 @@ async def test_several_numbers_and_the_test_report_are_evidence(folder: Path) ->
 
 
 @pytest.mark.parametrize(
-    "content", [b"broken", b"{}", b'{"results": {"tests": 5}}', b"x" * (5 << 20)]
+    "content",
+    [
+        *(b"broken", b"{}", b'{"results": {"tests": 5}}', b"x" * (5 << 20)),
+        b'{"results": {"summary": {"tests": 1e300}, "tests": []}}',
+    ],
 )
 async def test_an_unreadable_test_report_does_not_change_the_reward(
     folder: Path, content: bytes

@@ -102,6 +102,7 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
     "link for a file": lambda: archive(link("f", "/etc/passwd")),
     "device for a file": lambda: archive(member("f", type=tarfile.CHRTYPE)),
     "too deep": lambda: archive(directory("."), member("d/" * 300 + "f", b"x")),
+    "long path": lambda: archive(directory("."), member(f"{'d' * 199}/" * 20 + "f", b"x")),
     "long name": lambda: archive(directory("."), member("n" * 100_000, b"x")),
     "no tar": lambda: b"this is no tar archive at all" * 100,
     "cut short": lambda: archive(directory("."), member("f", b"x" * 5000))[:3000],
@@ -165,6 +166,11 @@ def test_honest_archives_of_every_format(guarded: Path, format: int) -> None:
     assert file.stat().st_mtime == 1e9
     assert os.readlink(guarded / "d" / "up") == "../top"
     assert (guarded / "top").read_bytes() == b""
+
+
+def test_a_file_older_than_1970_is_of_1970(guarded: Path) -> None:
+    unpack(archive(directory("."), member("old", b"x", mtime=-2e9)), guarded)
+    assert (guarded / "old").stat().st_mtime == 0
 
 
 def test_links_in_the_target_are_replaced_not_followed(guarded: Path) -> None:
