@@ -21,6 +21,7 @@ import pytest_asyncio
 
 from hermes_rl.backends.local import LocalBackend, create_backend
 from hermes_rl.backends.local_directories import list_records
+from hermes_rl.backends.ownership import Owner
 from hermes_rl.errors import (
     BackendUnavailable,
     Capacity,
@@ -389,7 +390,8 @@ async def test_no_room_for_another_sandbox_is_told_with_the_fix_and_harms_no_oth
         resource.prlimit(pid, resource.RLIMIT_NOFILE, limit)
     later = await backend.create(SandboxSpec())
     assert (await later.exec("echo again", timeout_s=PATIENCE_S)).text == "again\n"
-    left = {record.id for record in await backend.records() if record.run == "test"}
+    mine = str(Owner.current())
+    left = {record.id for record in await backend.records() if record.owner == mine}
     assert left == {later.id, *(neighbour.id for neighbour in neighbours)}
 
 
