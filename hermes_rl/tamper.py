@@ -46,15 +46,16 @@ __all__ = ["FLAG", "SUSPECTS", "tamper_flags"]
 
 FLAG = "tamper_suspect"
 """Begins the text of every flag."""
-MAX_CHECKED = 100
+MAX_CHECKED = 300
 """Listed paths that are looked at; the rest is flagged unseen. An upgrade of the system changes
-some dozens."""
-MAX_FLAGS = 200
+some dozens; one of every package in a Debian image 183."""
+MAX_FLAGS = 300
 SLICE = 500
 """Changes looked at between two steps of the event loop: about 2 ms."""
 CHECKS_AT_ONCE = 8
 """Each reads files through the engine, which takes its time but little work of ours."""
-MAX_PROGRAM_BYTES = 64 << 20
+MAX_PROGRAM_BYTES = 16 << 20
+"""The largest on the list, Python and its library, have 9 MB. Each check holds one in memory."""
 MAX_RECORD_BYTES = 16 << 20
 """Of dpkg's status file or a wheel's RECORD."""
 MAX_STEERING_BYTES = 16 * 1024
@@ -73,9 +74,11 @@ _TOOL_NAMES = """
 _INTERPRETERS = re.compile(r"(python[\d.]*|pypy[\d.]*|uv|uvx)\Z")
 _SCRIPTS = re.compile(r"(pip[\d.]*|pytest|py\.test)\Z")
 _LIBRARY_NAMES = """
-    acl apt-pkg apt-private attr audit bz2 c cap cap-ng crypt crypto curl curl-gnutls dl expat ffi
-    gcc_s gnutls lz4 lzma m md nghttp2 pam pcre2-8 pthread resolv rt selinux ssl stdc.. systemd
-    tinfo util xxhash z zstd
+    acl apt-pkg apt-private attr audit brotlicommon brotlidec bz2 c cap cap-ng com_err crypt crypto
+    curl curl-gnutls dl expat ffi gcc_s gcrypt gmp gnutls gpg-error gssapi_krb5 hogweed idn2
+    k5crypto keyutils krb5 krb5support lber-2.. ldap-2.. lz4 lzma m md nettle nghttp2 nghttp3
+    ngtcp2 p11-kit pam pcre2-8 psl pthread resolv rt rtmp sasl2 selinux ssh2 ssl stdc.. systemd
+    tasn1 tinfo udev unistring util uuid xxhash z zstd
 """
 _LIBRARIES = re.compile(
     rf"(ld-linux[^/]*|lib({'|'.join(_LIBRARY_NAMES.split())}|nss_[^/]*|python3[^/]*))\.so[\d.]*\Z"

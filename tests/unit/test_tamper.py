@@ -22,10 +22,11 @@ async def test_what_is_only_deleted_is_no_flag() -> None:
 
 
 async def test_a_flood_of_changes_is_flagged_unseen() -> None:
-    changes = [Change(f"/usr/lib/python3/dist-packages/{n}.pth", "added") for n in range(120)]
+    changes = [Change(f"/usr/lib/python3/dist-packages/{n}.pth", "added") for n in range(420)]
     flags = await tamper_flags(FakeSandbox(), changes)
-    assert len(flags) == 120
-    assert sum("not looked at" in flag for flag in flags) == 120 - MAX_CHECKED
+    assert len(flags) == MAX_FLAGS + 1
+    assert flags[-1] == f"tamper_suspect: {420 - MAX_FLAGS} more paths (not looked at)"
+    assert sum("not looked at" in flag for flag in flags[:-1]) == MAX_FLAGS - MAX_CHECKED
 
 
 async def test_a_million_flags_would_be_one_too_many() -> None:
