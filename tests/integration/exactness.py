@@ -160,7 +160,7 @@ async def play(
                 task = FakeTask(id=f"t{number}", prompt=f"Task {number}: count the lines.")
                 handle = engine.start(task, seed=number, tool_names=tools)
                 result = await handle.result()
-                assert result.status == "finished", result.error
+                assert result.status == "finished", result.failure
                 assert result.agent is not None
                 agents[number] = result.agent
 

@@ -97,7 +97,7 @@ async def played(url: str, temperature: float) -> list[AgentResult]:
         async def one(number: int) -> None:
             task = FakeTask(id=f"t{number}", prompt=f"Task {number}: count the lines.")
             result = await engine.start(task, seed=number, tool_names=TOOLS).result()
-            assert result.status == "finished", result.error
+            assert result.status == "finished", result.failure
             assert result.agent is not None
             results[number] = result.agent
 
