@@ -32,6 +32,7 @@ import anyio
 from anyio.lowlevel import checkpoint
 
 from hermes_rl.backends.outpost.frames import (
+    MAX_PAYLOAD_BYTES,
     PROTOCOL_VERSION,
     FrameError,
     FrameParser,
@@ -41,7 +42,7 @@ from hermes_rl.backends.outpost.frames import (
     unpack_fields,
 )
 from hermes_rl.backends.outpost.transport import Transport
-from hermes_rl.errors import ChannelLost, SandboxError
+from hermes_rl.errors import ChannelLost, SandboxError, SandboxGone
 
 __all__ = [
     "Failure",
@@ -237,6 +238,9 @@ def _parse_hello(payload: bytes) -> Hello:
 
 
 async def _unexplained(loss: Loss) -> SandboxError:
+    if loss.is_by_agent:
+        why = f"The sandbox is gone: {loss.reason}."
+        return SandboxGone(why, cause="killed", by_agent=True)
     return ChannelLost(f"The outpost's stream ended: {loss.reason}.")
 
 
@@ -278,6 +282,9 @@ class OutpostChannel:
                 group.start_soon(self._watch)
                 reason = await self._read_all()
                 group.cancel_scope.cancel()
+            if self._is_forged:
+                # What we no longer read could hold up the sandbox's end.
+                await self._transport.aclose()
             await self._lose(self._refused or reason)
 
     async def _read_all(self) -> str:
@@ -382,9 +389,14 @@ class OutpostChannel:
         """Send one frame; waits while the outpost does not read.
 
         Raises:
-            SandboxError: The channel has ended.
+            SandboxError: The channel has ended, or no frame can hold that much.
         """
         self.check()
+        if len(payload) > MAX_PAYLOAD_BYTES:
+            raise SandboxError(
+                f"A request to the sandbox has {len(payload)} bytes, more than the "
+                f"{MAX_PAYLOAD_BYTES} that are possible: a path or a name is too long."
+            )
         try:
             await self._transport.send(frame(kind, id, payload))
         except OSError:

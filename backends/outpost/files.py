@@ -11,7 +11,7 @@ import anyio.to_thread
 from anyio.lowlevel import checkpoint
 
 from hermes_rl.backends.outpost.channel import OutpostChannel
-from hermes_rl.backends.outpost.errno_errors import file_error
+from hermes_rl.backends.outpost.errno_errors import check_path, file_error
 from hermes_rl.backends.outpost.frames import (
     FrameError,
     Kind,
@@ -51,6 +51,7 @@ async def _ask(
     data: bytes = b"",
 ) -> list[bytes]:
     """Return the pieces of the answer."""
+    check_path(path, sandbox_id=sandbox_id)
     who: dict[str, bytes | str | int] = {} if user is None else {"user": user}
     payload = pack_fields({"path": path, **who, **fields})
     reply = await channel.ask(kind, payload, limit_bytes=limit_bytes, data=data)

@@ -69,6 +69,7 @@ CONGESTED_BYTES = 1 << 20  # unsent frames above which command output is no long
 INLINE_OUTPUT_BYTES = 64 * 1024  # kept output that travels inside the result frame
 MAX_ARGUMENT_BYTES = 100 * 1000  # the kernel takes 128 KiB per argument
 MAX_PENDING_BYTES = 64 << 20  # of a command text that comes in pieces
+MAX_MESSAGE_CHARACTERS = 5000  # of a refusal, which may name a path
 MAX_LIST_ENTRIES = 10000
 MAX_DATABASE_BYTES = 1 << 20  # of users or groups
 EXIT_TAMPERED = 93  # something inside wrote into our stream or limited us
@@ -590,7 +591,7 @@ class Link:
                 self.outpost.handlers[kind](id, payload)
             except OSError as error:
                 self.outpost.fail(id, error)
-            except (struct.error, IndexError, KeyError, ValueError, UnicodeDecodeError):
+            except (struct.error, LookupError, ArithmeticError, ValueError):
                 self.outpost.finish("garbage")
                 break
         del buffer[:start]
@@ -1536,7 +1537,7 @@ class Outpost:
                 self.sources.append((id, pieces))
             except StopIteration:
                 self.link.send(DONE, id)
-            except OSError as error:
+            except (OSError, OverflowError) as error:
                 self.fail(id, error)
 
     def check_limits(self) -> None:
@@ -1621,7 +1622,7 @@ class Outpost:
         if isinstance(error, Refused):
             fields: Dict[str, Union[bytes, str, int]] = {
                 "errno": error.code,
-                "text": str(error),
+                "text": str(error)[:MAX_MESSAGE_CHARACTERS],
                 "reason": error.reason,
             }
         else:

@@ -12,7 +12,7 @@ import anyio.to_thread
 
 from hermes_rl.backends.outpost.archive import Unpacker, pack
 from hermes_rl.backends.outpost.channel import OutpostChannel
-from hermes_rl.backends.outpost.errno_errors import file_error
+from hermes_rl.backends.outpost.errno_errors import check_path, file_error
 from hermes_rl.backends.outpost.frames import Kind, pack_fields, to_text
 from hermes_rl.backends.outpost.process import OutpostProcess, StreamContext
 from hermes_rl.backends.outpost.request import OUTPUT_WINDOW_BYTES, RunRequest
@@ -121,6 +121,7 @@ async def upload(
         FileError: ``local`` cannot be read or ``remote`` not written.
         SandboxError: The sandbox ended.
     """
+    check_path(remote)
     request = TransferRequest(
         cmd="", output="keep", limit_bytes=4096, kind=Kind.UNPACK, path=remote, user=user
     )
@@ -162,6 +163,7 @@ async def download(
         FileError: ``remote`` cannot be read or ``local`` not written.
         SandboxError: The sandbox ended.
     """
+    check_path(remote)
     request = TransferRequest(cmd="", output="flow", kind=Kind.PACK, path=remote, user=user)
     unpacker = Unpacker(local, max_bytes=max_bytes)
     complaint = bytearray()

@@ -226,13 +226,14 @@ async def test_forged_answers_to_nobody_are_ignored(settings: BackendSettings) -
         assert await is_well(victim)
 
 
+@pytest.mark.parametrize("then", ["", FORGE.replace("printf", "yes").format("flood")])
 async def test_a_forged_length_ends_the_sandbox_as_the_agents_doing(
-    settings: BackendSettings,
+    settings: BackendSettings, then: str
 ) -> None:
     too_long = "E\\0\\0\\0\\143\\177\\377\\377\\377x"
     async with attacked(settings) as victim:
         with pytest.raises(SandboxGone) as caught:
-            await victim.exec(FORGE.format(too_long) + "sleep 20", timeout_s=30)
+            await victim.exec(FORGE.format(too_long) + then + "sleep 20", timeout_s=30)
         assert caught.value.by_agent
 
 

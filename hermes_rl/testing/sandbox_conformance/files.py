@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import anyio
 import pytest
 
@@ -226,6 +228,25 @@ class FileConformance(ConformanceBase):
                 await sandbox.read(path, max_bytes=10)
             with pytest.raises(FileError):
                 await sandbox.write(path, b"x")
+
+    async def test_a_path_too_long_for_any_file_is_a_file_error(
+        self, sandbox: Sandbox, tmp_path: Path
+    ) -> None:
+        """However long it is, it is an error of that path and not the sandbox's end."""
+        (tmp_path / "file").write_bytes(b"x")
+        for length in (5_000, 2_000_000):
+            path = "/tmp/" + length * "x"
+            with pytest.raises(FileError):
+                await sandbox.read(path, max_bytes=10)
+            with pytest.raises(FileError):
+                await sandbox.write(path, b"x")
+            with pytest.raises(FileError):
+                await sandbox.list(path)
+            with pytest.raises(FileError):
+                await sandbox.upload(tmp_path / "file", path)
+            with pytest.raises(FileError):
+                await sandbox.download(path, tmp_path / "copy")
+        assert await sandbox.ping() < 60
 
     async def test_awkward_names(self, sandbox: Sandbox) -> None:
         """Any name that a file can have works everywhere."""

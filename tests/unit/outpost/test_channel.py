@@ -11,7 +11,13 @@ import pytest
 
 from hermes_rl.backends.outpost import channel as channel_module
 from hermes_rl.backends.outpost.channel import Loss, OutpostChannel, Reply
-from hermes_rl.backends.outpost.frames import Kind, frame, pack_fields, unpack_fields
+from hermes_rl.backends.outpost.frames import (
+    MAX_PAYLOAD_BYTES,
+    Kind,
+    frame,
+    pack_fields,
+    unpack_fields,
+)
 from hermes_rl.backends.outpost.process import (
     OUTPUT_SLACK_BYTES,
     Execution,
@@ -42,6 +48,7 @@ class Peer:
     def __init__(self) -> None:
         self.sent: list[tuple[int, int, bytes]] = []
         self.on_frame: Callable[[int, int, bytes], None] = lambda kind, id, payload: None
+        self.is_closed = False
         self._give, self._take = anyio.create_memory_object_stream[bytes](100)
 
     async def send(self, data: bytes) -> None:
@@ -58,6 +65,7 @@ class Peer:
             return b""
 
     async def aclose(self) -> None:
+        self.is_closed = True
         self._give.close()
 
     def say(self, data: bytes) -> None:
@@ -208,7 +216,7 @@ async def test_replies_to_unknown_ids_are_ignored() -> None:
 async def test_more_data_than_asked_for_ends_the_channel() -> None:
     async with opened() as (channel, peer):
         peer.on_frame = lambda kind, id, payload: peer.say(frame(Kind.CHUNK, id, bytes(101)))
-        with pytest.raises(ChannelLost, match="more data"):
+        with pytest.raises(SandboxGone, match="more data"):
             await channel.ask(Kind.READ, limit_bytes=100)
 
 
@@ -224,7 +232,7 @@ async def test_output_beyond_the_credit_ends_the_channel() -> None:
 
         peer.on_frame = flood
         async with StreamContext(channel, RunRequest(cmd="yes", output="flow")) as process:
-            with pytest.raises(ChannelLost, match="credit"):
+            with pytest.raises(SandboxGone, match="credit"):
                 await process.wait()
 
 
@@ -242,7 +250,7 @@ async def test_a_malformed_result_ends_the_channel(fields: dict[str, bytes | str
         peer.on_frame = lambda kind, id, payload: peer.say(
             frame(Kind.RESULT, id, pack_fields(fields))
         )
-        with pytest.raises(ChannelLost):
+        with pytest.raises(SandboxGone, match="broke the protocol"):
             await run_to_end(channel, RunRequest(cmd="x", timeout_s=5))
 
 
@@ -378,3 +386,42 @@ async def test_a_large_command_travels_in_pieces() -> None:
     assert set(peer.kinds()) == {Kind.RUN, Kind.DATA, Kind.END}
     payload = b"".join(data for _, _, data in peer.sent)
     assert unpack_fields(payload)["cmd"].decode() == text
+
+
+async def test_more_than_a_frame_holds_is_refused_and_harms_nothing() -> None:
+    async with opened() as (channel, peer):
+        with pytest.raises(SandboxError, match="a path or a name is too long"):
+            await channel.send(Kind.RUN, 1, bytes(MAX_PAYLOAD_BYTES + 1))
+        await channel.send(Kind.RUN, 1, bytes(MAX_PAYLOAD_BYTES))
+        assert len(peer.sent) == 1
+
+
+async def test_a_forger_is_not_waited_for_while_its_end_is_explained() -> None:
+    closed_then: list[bool] = []
+
+    def explain(loss: Loss) -> SandboxError:
+        closed_then.append(peer.is_closed)
+        return SandboxGone("explained", by_agent=loss.is_by_agent)
+
+    async with opened(explain) as (channel, peer):
+        peer.say(b"\xff" * 9)
+        await channel.ended.wait()
+        assert closed_then == [True]
+
+
+async def test_whoever_forges_is_to_blame_even_if_its_end_cannot_be_explained(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(channel_module, "EXPLAIN_LIMIT_S", 0.05)
+    peer = Peer()
+
+    async def never(loss: Loss) -> SandboxError:
+        await anyio.sleep(60)
+        raise AssertionError
+
+    channel = OutpostChannel(peer, explain=never)
+    peer.say(b"\xff" * 9)
+    await channel.run()
+    with pytest.raises(SandboxGone, match="broke the protocol") as gone:
+        channel.check()
+    assert (gone.value.by_agent, gone.value.retryable) == (True, False)

@@ -75,6 +75,7 @@ def test_garbage_ends_the_outpost(data: bytes) -> None:
         (Kind.CREDIT, b"ab"),
         (Kind.WRITE, b"\xff\xff"),
         (Kind.RUN, pack_fields({"output": "keep", "limit": "many", "cmd": "x"})),
+        (Kind.RUN, pack_fields({"output": "keep", "cmd": "sleep 9", "timeout_ms": 10**400})),
     ],
 )
 def test_malformed_request_never_kills_silently(kind: Kind, payload: bytes) -> None:
@@ -88,6 +89,20 @@ def test_malformed_request_never_kills_silently(kind: Kind, payload: bytes) -> N
         while not answers & {Kind.BYE, Kind.PONG}:
             answers.add(wire.receive()[0])
         assert answers & {Kind.BYE, Kind.FAILED}
+
+
+def test_an_offset_beyond_all_files_is_refused() -> None:
+    with Wire() as wire:
+        wire.send(Kind.READ, 7, pack_fields({"path": "/etc/passwd", "offset": 10**30, "limit": 10}))
+        wire.wait_for(Kind.FAILED, 7)
+        wire.ping()
+
+
+def test_a_refusal_is_short_whatever_it_names() -> None:
+    with Wire() as wire:
+        id = wire.start(["x" * 900_000])
+        assert len(wire.wait_for(Kind.FAILED, id)) < 20_000
+        wire.ping()
 
 
 def test_unknown_ids_are_ignored() -> None:
