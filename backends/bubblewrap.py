@@ -3,9 +3,9 @@
 The sandbox sees this machine's programs (``/usr`` and what belongs to it, read-only), a few files
 of ``/etc`` that they need, and of everything else nothing: not the home directories, not ``/var``,
 ``/opt`` or ``/srv``, not the other processes. Its home and ``/tmp`` are directories on disk; the
-rest of its root is memory and gone with it. It has no kernel capabilities and cannot make user
-namespaces. It shares the network unless that is ``none``. There is no limit on memory or
-processes. The outpost runs as process 1 over the mounted interpreter, so nothing inside can kill
+rest of its root is memory and gone with it. It has no kernel capabilities, and what sets the kernel
+below ``/proc`` is read-only. It shares the network unless that is ``none``. There is no limit on
+memory or processes. The outpost runs as process 1 over the mounted interpreter, so nothing inside can kill
 or replace it.
 """
 
@@ -43,6 +43,18 @@ _CONFINED = (
     *("--hostname", "sandbox", "--cap-drop", "ALL", "--as-pid-1"),
     *("--die-with-parent", "--new-session", "--clearenv"),
 )
+_KERNEL = ("acpi", "asound", "bus", "driver", "dynamic_debug", "fs", "irq", "mtrr", "scsi", "sys")
+_PROC = (
+    *("--proc", "/proc"),
+    *(
+        word
+        for name in (*_KERNEL, "sysrq-trigger")
+        for word in ("--ro-bind-try", f"/proc/{name}", f"/proc/{name}")
+    ),
+)
+"""Where the machine's root starts a sandbox, root inside is the same user to the kernel: it may
+write its settings, without any capability. ``core_pattern`` alone would be a way out. bubblewrap
+itself covers some of these, but not ``sys`` (tried: 0.8)."""
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 STATE = "/run/hermes"
 CHECK_TIMEOUT_S = 20.0
@@ -237,7 +249,7 @@ def image_argv(
         silence_s: See :func:`~hermes_rl.backends.outpost.start.outpost_options`.
     """
     argv = [program, *_UNSHARED, "--unshare-user", "--uid", "0", "--gid", "0", *_CONFINED]
-    argv += ["--bind", root, "/", "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/run"]
+    argv += ["--bind", root, "/", *_PROC, "--dev", "/dev", "--tmpfs", "/run"]
     argv += ["--ro-bind-try", "/etc/resolv.conf", "/etc/resolv.conf"]
     argv += ["--ro-bind", str(runtime.path), MOUNT_POINT]
     argv += ["--dir", workdir, "--chdir", workdir, "--"]
@@ -254,7 +266,7 @@ def _outpost(
 
 def _fixed_arguments(system: HostSystem, runtime: Runtime) -> list[str]:
     argv = [system.program, "--unshare-user-try", *_UNSHARED, *_CONFINED]
-    argv += ["--proc", "/proc", "--dev", "/dev", "--perms", "0755", "--dir", "/etc"]
+    argv += [*_PROC, "--dev", "/dev", "--perms", "0755", "--dir", "/etc"]
     argv += ["--perms", "0755", "--dir", "/home"]
     for name, target in system.links.items():
         argv += ["--symlink", target, name]

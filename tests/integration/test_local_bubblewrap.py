@@ -91,6 +91,27 @@ async def test_the_hosts_files_and_processes_are_out_of_reach(
         assert (await sandbox.exec(f"echo x >{read_only}", timeout_s=30)).exit_code != 0, read_only
 
 
+OPEN_ALL = r"""
+find /proc -path '/proc/[0-9]*' -prune -o -path /proc/pressure -prune -o -type f -print |
+python3 -c '
+import os, sys
+for path in sys.stdin.read().splitlines():
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
+        print(path)
+    except OSError:
+        pass
+'"""
+
+
+async def test_the_kernels_settings_cannot_be_written(backend: LocalBackend) -> None:
+    """Started by root it is root's process to the kernel, which asks for no capability here."""
+    sandbox = await backend.create(SandboxSpec())
+    opened = await sandbox.exec(OPEN_ALL, timeout_s=60)
+    assert opened.text == ""
+    assert (await sandbox.exec("cat /proc/sys/kernel/pid_max", timeout_s=30)).exit_code == 0
+
+
 async def test_its_supervisor_cannot_be_killed(backend: LocalBackend) -> None:
     sandbox = await backend.create(SandboxSpec())
     await sandbox.exec("kill -9 1; kill -STOP 1; kill -9 -1; sleep 0.2", timeout_s=30)
