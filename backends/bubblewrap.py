@@ -5,8 +5,8 @@ of ``/etc`` that they need, and of everything else nothing: not the home directo
 ``/opt`` or ``/srv``, not the other processes. Its home and ``/tmp`` are directories on disk; the
 rest of its root is memory and gone with it. It has no kernel capabilities, and what sets the kernel
 below ``/proc`` is read-only. It shares the network unless that is ``none``. There is no limit on
-memory or processes. The outpost runs as process 1 over the mounted interpreter, so nothing inside can kill
-or replace it.
+memory or processes. The outpost runs as process 1 over the mounted interpreter, so nothing inside
+can kill or replace it.
 """
 
 from __future__ import annotations
