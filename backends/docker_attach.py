@@ -37,7 +37,6 @@ class AttachTransport:
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
         self._closed = False
-        self._has_ended = False
         self.stderr = b""
 
     async def open(self) -> None:
@@ -84,13 +83,8 @@ class AttachTransport:
         try:
             message = await self._stream.read_out()
         except (aiohttp.ClientError, OSError) as error:
-            self._has_ended = True
             raise ConnectionResetError(f"the container's stream broke: {error}") from error
-        if message is None:
-            # The engine may hold its half open for minutes, and read nothing more from it.
-            self._has_ended = True
-            return None
-        return message.stream, message.data
+        return None if message is None else (message.stream, message.data)
 
     async def aclose(self) -> None:
         """Close both directions. Idempotent."""
@@ -98,8 +92,7 @@ class AttachTransport:
 
     def _transport(self) -> asyncio.WriteTransport:
         response = self._stream._resp
-        is_open = not (self._closed or self._has_ended)
-        if is_open and response is not None and response.connection is not None:
+        if not self._closed and response is not None and response.connection is not None:
             transport = response.connection.transport
             if isinstance(transport, asyncio.WriteTransport) and not transport.is_closing():
                 return transport
