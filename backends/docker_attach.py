@@ -93,8 +93,9 @@ class AttachTransport:
     def _transport(self) -> asyncio.WriteTransport:
         response = self._stream._resp
         if not self._closed and response is not None and response.connection is not None:
-            transport = response.connection.transport
-            if isinstance(transport, asyncio.WriteTransport) and not transport.is_closing():
+            # By no class: uvloop's transports are none of asyncio's.
+            transport: asyncio.WriteTransport | None = response.connection.transport
+            if transport is not None and not transport.is_closing():
                 return transport
         raise ConnectionResetError("the container's stream is closed")
 
