@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from hermes_rl.backends.kernel_settings import KERNEL_SETTINGS
 from hermes_rl.backends.local_directories import SandboxDirectory
 from hermes_rl.backends.outpost.start import outpost_options
 from hermes_rl.backends.runtime import MOUNT_POINT, Runtime
@@ -43,18 +44,11 @@ _CONFINED = (
     *("--hostname", "sandbox", "--cap-drop", "ALL", "--as-pid-1"),
     *("--die-with-parent", "--new-session", "--clearenv"),
 )
-_KERNEL = ("acpi", "asound", "bus", "driver", "dynamic_debug", "fs", "irq", "mtrr", "scsi", "sys")
 _PROC = (
     *("--proc", "/proc"),
-    *(
-        word
-        for name in (*_KERNEL, "sysrq-trigger")
-        for word in ("--ro-bind-try", f"/proc/{name}", f"/proc/{name}")
-    ),
+    *(word for path in KERNEL_SETTINGS for word in ("--ro-bind-try", path, path)),
 )
-"""Where the machine's root starts a sandbox, root inside is the same user to the kernel: it may
-write its settings, without any capability. ``core_pattern`` alone would be a way out. bubblewrap
-itself covers some of these, but not ``sys`` (tried: 0.8)."""
+"""bubblewrap itself covers some of these settings, but not ``/proc/sys`` (tried: 0.8)."""
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 STATE = "/run/hermes"
 CHECK_TIMEOUT_S = 20.0

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from hermes_rl.backends.kernel_settings import KERNEL_SETTINGS
 from hermes_rl.backends.runtime import MOUNT_POINT
 from hermes_rl.errors import BackendUnavailable
 
@@ -172,6 +173,7 @@ class Confinement:
             argv += ["--overlay", str(overlay)]
         else:
             argv += ["--writable-tmpfs"]
+        argv += without_the_hosts_rights() if os.geteuid() == 0 else []
         argv += ["--bind", FULL, "--bind", f"{runtime}:{MOUNT_POINT}:ro"]
         argv += ["--bind", f"{mnt}:/mnt"] if mnt is not None else []
         if interfaces is not None:
@@ -179,6 +181,12 @@ class Confinement:
         return [*argv, "--pwd", "/", *limits, image, *command]
 
 
+_DROPPED = """
+    AUDIT_CONTROL AUDIT_READ BLOCK_SUSPEND DAC_READ_SEARCH IPC_LOCK IPC_OWNER LEASE LINUX_IMMUTABLE
+    MAC_ADMIN MAC_OVERRIDE MKNOD NET_ADMIN NET_BROADCAST SYSLOG SYS_ADMIN SYS_BOOT SYS_MODULE
+    SYS_NICE SYS_PACCT SYS_PTRACE SYS_RAWIO SYS_RESOURCE SYS_TIME SYS_TTY_CONFIG WAKE_ALARM
+"""
+"""What Docker does not give its containers either, and MKNOD, which Docker confines."""
 INTERFACES = "/sys/class/net"
 FULL = "/dev/full"
 """A device that Docker's containers have and contained ones lack."""
@@ -191,6 +199,18 @@ def no_interfaces(directory: Path) -> Path:
     directory.mkdir()
     (directory / "lo").symlink_to("../../devices/virtual/net/lo")
     return directory
+
+
+def without_the_hosts_rights() -> list[str]:
+    """Return the options that keep a container of the host's root from the host's kernel.
+
+    Root inside is then the same user to the kernel, in user namespaces, too: it may write the
+    kernel's settings without any capability, unless they are read-only and it cannot unmount.
+    """
+    argv = ["--drop-caps", ",".join(f"CAP_{name}" for name in _DROPPED.split())]
+    for path in filter(os.path.exists, KERNEL_SETTINGS):
+        argv += ["--bind", f"{path}:{path}:ro"]
+    return argv
 
 
 def limits_for(

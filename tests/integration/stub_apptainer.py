@@ -37,7 +37,7 @@ FLAGS = {
 }
 VALUED = {
     *("--home", "--workdir", "--overlay", "--bind", "--network", "--pwd"),
-    *("--cpus", "--memory", "--pids-limit"),
+    *("--cpus", "--memory", "--pids-limit", "--drop-caps"),
 }
 LIMITS = {"--cpus", "--memory", "--pids-limit"}
 NO_ROOT = (

@@ -108,6 +108,14 @@ async def test_the_engine_s_environment_and_files_are_out_of_reach(
         assert not refused & set(call["env"])
 
 
+async def test_the_kernels_settings_cannot_be_written(backend: SingularityBackend) -> None:
+    sandbox = await backend.create(SandboxSpec())
+    write = (
+        "for f in kernel/core_pattern vm/swappiness; do (exec 3>> /proc/sys/$f) && echo $f; done"
+    )
+    assert (await sandbox.exec(write, timeout_s=QUICK_S)).text == ""
+
+
 async def test_without_network_there_is_only_loopback(backend: SingularityBackend) -> None:
     count = "tail -n +3 /proc/net/dev | wc -l; ls /sys/class/net; cat /sys/class/net/lo/ifindex"
     apart = await backend.create(SandboxSpec(network="none"))

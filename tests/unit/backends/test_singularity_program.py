@@ -15,6 +15,7 @@ from hermes_rl.backends.singularity_program import (
     find_program,
     limits_for,
     program_environment,
+    without_the_hosts_rights,
 )
 from hermes_rl.errors import BackendUnavailable, ConfigError
 from hermes_rl.sandbox import BackendSettings
@@ -35,11 +36,20 @@ def test_a_sandbox_is_one_contained_exec() -> None:
     assert argv == [
         *("/usr/bin/apptainer", "exec", "--containall", "--no-init", "--no-umask", "--userns"),
         *("--no-home", "--workdir", "/box/tmp", "--overlay", "/box/overlay"),
+        *(without_the_hosts_rights() if os.geteuid() == 0 else ()),
         *("--bind", "/dev/full", "--bind", "/cache/runtime:/.hermes:ro"),
         *("--net", "--network", "none", "--bind", "/box/net:/sys/class/net:ro", "--pwd", "/"),
         *("--cpus", "1.5", "--memory", "268435456", "--pids-limit", "100"),
         *("/images/x.sif", "/.hermes/python", "outpost"),
     ]
+
+
+def test_the_hosts_root_starts_none_that_could_set_the_hosts_kernel() -> None:
+    option, dropped, *binds = without_the_hosts_rights()
+    assert option == "--drop-caps"
+    assert {"CAP_SYS_ADMIN", "CAP_SYS_MODULE", "CAP_MKNOD"} <= set(dropped.split(","))
+    assert "CAP_CHOWN" not in dropped
+    assert "/proc/sys:/proc/sys:ro" in binds
 
 
 def test_a_user_who_is_nobody_inside_gets_a_home() -> None:
