@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,8 @@ INLINE_STDIN_BYTES = 64 * 1024
 OUTPUT_WINDOW_BYTES = 256 * 1024
 """Unread output of a stream held here; beyond it the command blocks."""
 RUN_PIECE_BYTES = 512 * 1024
+LONGEST_S = 14 * 86400.0
+"""Longest deadline; with more the kernel's timers in milliseconds would overflow."""
 TERMINAL_SIZE = (120, 40)
 """Columns and rows of a new pseudo-terminal."""
 
@@ -38,6 +41,18 @@ class RunRequest:
     keeps_stdin_open: bool = False
     merge_stderr: bool = False
     pty: bool = False
+
+    def __post_init__(self) -> None:
+        """Bound the deadline.
+
+        Raises:
+            ValueError: It is no number.
+        """
+        if self.timeout_s is None:
+            return
+        if math.isnan(self.timeout_s):
+            raise ValueError("timeout_s is NaN: give seconds, or math.inf for no deadline.")
+        object.__setattr__(self, "timeout_s", min(self.timeout_s, LONGEST_S))
 
     def fields(self) -> dict[str, bytes | str | int]:
         """Return the wire form."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -425,3 +426,11 @@ async def test_whoever_forges_is_to_blame_even_if_its_end_cannot_be_explained(
     with pytest.raises(SandboxGone, match="broke the protocol") as gone:
         channel.check()
     assert (gone.value.by_agent, gone.value.retryable) == (True, False)
+
+
+def test_a_deadline_may_be_endless_but_must_be_a_number() -> None:
+    endless = RunRequest(cmd="x", timeout_s=math.inf)
+    assert endless.fields()["timeout_ms"] == 14 * 86400 * 1000
+    assert RunRequest(cmd="x", timeout_s=0.5).fields()["timeout_ms"] == 500
+    with pytest.raises(ValueError, match=r"math\.inf for no deadline"):
+        RunRequest(cmd="x", timeout_s=math.nan)
