@@ -387,7 +387,7 @@ class CapabilityConformance(ConformanceBase):
         gone: list[SandboxGone] = []
         results: list[ExecResult] = []
         try:
-            results.append(await sh(box, self.script("b = b'x' * (1 << 28); print(len(b))")))
+            results.append(await sh(box, self.script("b = b'x' * (1 << 30); print(len(b))")))
         except SandboxGone as error:
             gone.append(error)
         finally:
