@@ -822,11 +822,21 @@ class Feed:
 # Sessions
 
 
+def stamp_of(path: bytes) -> Optional[Tuple[int, int, int]]:
+    """Return what tells a file from any other, or later one; times of change cannot be set."""
+    try:
+        info = os.lstat(path)
+    except OSError:
+        return None
+    return info.st_ino, info.st_size, info.st_ctime_ns
+
+
 class State:
     """One version of a session's state: a file, and how many commands start from it."""
 
     def __init__(self, path: bytes) -> None:
         self.path = path
+        self.stamp = stamp_of(path)
         self.users = 0
         self.superseded = False
 
@@ -851,8 +861,8 @@ class Session:
         self.state: Optional[State] = None
 
     def check_state(self) -> None:
-        """Start anew if somebody removed the state file."""
-        if self.state is not None and not os.path.exists(self.state.path):
+        """Start anew if somebody removed the state file, or wrote it in our place."""
+        if self.state is not None and self.state.stamp != stamp_of(self.state.path):
             self.state = None
 
     def advance(self, path: bytes, *, keep_cwd: bool) -> None:
@@ -1407,6 +1417,7 @@ class Outpost:
             self.base_env.setdefault(b"SHELL", self.shell)
         self.state_dir = self.make_state_dir(options.get("state-dir", []))
         self.setup_text = SETUP + (BASH_SAVE if self.shell_name == "bash" else SH_SAVE)
+        self.setup_stamp: Optional[Tuple[int, int, int]] = None
         self.setup_path = self.write_setup()
         lease_s = float(options.get("lease-s", ["0"])[-1])
         if lease_s > 0:
@@ -1866,10 +1877,10 @@ class Outpost:
 
     def setup_words(self) -> List[bytes]:
         """Return the wrapper, $0 and $1 of a session's command; the setup file may be gone."""
-        try:
-            if os.stat(self.setup_path).st_size == len(self.setup_text):
-                return [WRAPPER_WITH_FILE, b"bash", self.setup_path]
-        except OSError:
+        stamp = stamp_of(self.setup_path)
+        if stamp is not None and stamp == self.setup_stamp:
+            return [WRAPPER_WITH_FILE, b"bash", self.setup_path]
+        if stamp is None:
             self.setup_path = self.write_setup()
         return [WRAPPER, b"bash", self.setup_text]
 
@@ -1880,6 +1891,7 @@ class Outpost:
                 file.write(self.setup_text)
         except OSError:
             return b""
+        self.setup_stamp = stamp_of(path)
         return path
 
     def shell_start(self) -> List[bytes]:

@@ -37,6 +37,21 @@ def test_a_removed_state_directory_loses_the_state_and_no_more(wire: Wire, tmp_p
     assert wire.text("echo " + "x" * 200_000 + " | wc -c") == "200001\n"
 
 
+def test_what_others_write_into_its_files_is_not_run(wire: Wire, tmp_path: Path) -> None:
+    wire.run("export A=1; cd /tmp", session="reward", save=1)
+    (state,) = (tmp_path / "state").rglob("state-*")
+    for path, size in ((state, None), (tmp_path / "state" / "setup", "same")):
+        times = path.stat()
+        text = b"verdict() { echo passed; }; export B=2\n" + path.read_bytes()
+        path.write_bytes(text[: times.st_size] if size else text)
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    asked = wire.run('verdict; echo "${A-unset} ${B-unset}"; pwd', session="reward", save=1)
+    assert asked["out"] == b"unset unset\n/tmp\n"
+    assert b"verdict" in asked["err"]
+    wire.run("export A=3", session="reward", save=1)
+    assert wire.text("echo $A", session="reward", save=1) == "3\n"
+
+
 def test_a_list_of_processes_is_fit_to_read(wire: Wire) -> None:
     shown = wire.text("cat /proc/$$/cmdline", session="s", save=1)
     assert "__hermes_undo" not in shown
