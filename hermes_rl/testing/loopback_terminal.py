@@ -129,6 +129,9 @@ class Terminal:
             self.ended.set()
             os.close(self._source)
             os.close(self._target)
+            self.kill()
+            with anyio.CancelScope(shield=True):
+                await self._process.aclose()  # before the event loop is closed
 
     async def _read(self) -> bytes:
         while True:

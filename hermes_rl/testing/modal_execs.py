@@ -89,8 +89,14 @@ class Exec:
         tasks.start_soon(self._reap)
 
     async def _reap(self) -> None:
-        await self.process.wait()
-        self.ended.set()
+        try:
+            await self.process.wait()
+            self.ended.set()
+        except BaseException:
+            self.process.kill()
+            with anyio.CancelScope(shield=True):
+                await self.process.aclose()  # before the event loop is closed
+            raise
 
     @property
     def status(self) -> tuple[int, int] | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -218,8 +217,10 @@ async def killed_engine(
     try:
         assert engine.stdout is not None
         assert await anyio.to_thread.run_sync(engine.stdout.readline) == "ready\n"
-        engine.send_signal(signal.SIGKILL)
-        yield time.time()
+        killed_at_s = time.time()
+        engine.kill()
+        await anyio.to_thread.run_sync(engine.wait)  # until then a sweep takes it for alive
+        yield killed_at_s
     finally:
         engine.kill()
         engine.wait()

@@ -377,7 +377,8 @@ async def test_no_room_for_another_sandbox_is_told_with_the_fix_and_harms_no_oth
     backend: LocalBackend,
 ) -> None:
     # One from each helper: one that is still starting would fail at that, not at forking.
-    neighbours = [await backend.create(SandboxSpec()) for _ in helpers()]
+    count = len(backend._connected()._nurseries)
+    neighbours = [await backend.create(SandboxSpec()) for _ in range(count)]
     limits = {pid: resource.prlimit(pid, resource.RLIMIT_NOFILE) for pid in helpers()}
     for pid, (_, hard) in limits.items():
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (1, hard))
