@@ -15,7 +15,8 @@ import anyio
 
 from hermes_rl.backends.cloud_stream import CloudStream
 from hermes_rl.backends.cloud_vendor import CloudBox, Fate
-from hermes_rl.backends.outpost.channel import Hello, Loss, OutpostChannel
+from hermes_rl.backends.outpost.answers import Hello
+from hermes_rl.backends.outpost.channel import Loss, OutpostChannel
 from hermes_rl.backends.outpost.sandbox import OutpostSandbox
 from hermes_rl.errors import ChannelLost, GoneCause, SandboxError, SandboxGone
 from hermes_rl.sandbox import Capability

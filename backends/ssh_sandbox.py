@@ -8,7 +8,8 @@ from contextlib import suppress
 import anyio
 
 from hermes_rl.backends.admission import Admission
-from hermes_rl.backends.outpost.channel import Hello, Loss
+from hermes_rl.backends.outpost.answers import Hello
+from hermes_rl.backends.outpost.channel import Loss
 from hermes_rl.backends.outpost.frames import Kind
 from hermes_rl.backends.outpost.guard import EXIT_KILLED, EXIT_OVERDUE
 from hermes_rl.backends.outpost.sandbox import OutpostSandbox

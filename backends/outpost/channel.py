@@ -23,7 +23,7 @@ from __future__ import annotations
 import copy
 import itertools
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableSequence
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NoReturn
@@ -31,29 +31,18 @@ from typing import NoReturn
 import anyio
 from anyio.lowlevel import checkpoint
 
+from hermes_rl.backends.outpost.answers import Hello, HelloWaiter, Reply, Waiter
 from hermes_rl.backends.outpost.frames import (
     MAX_PAYLOAD_BYTES,
-    PROTOCOL_VERSION,
     FrameError,
     FrameParser,
     Kind,
     frame,
-    to_text,
-    unpack_fields,
 )
 from hermes_rl.backends.outpost.transport import Transport
 from hermes_rl.errors import ChannelLost, SandboxError, SandboxGone
 
-__all__ = [
-    "Failure",
-    "Hello",
-    "Loss",
-    "OutpostChannel",
-    "Reply",
-    "Waiter",
-    "add_piece",
-    "number_in",
-]
+__all__ = ["KILL_WAIT_S", "Loss", "OutpostChannel"]
 
 logger = logging.getLogger(__name__)
 
@@ -71,24 +60,6 @@ _FAREWELLS = {
 """What an outpost's last word means, where it says more than how its stream ended."""
 KILL_WAIT_S = 2.0
 """Longest wait for a killed command's result."""
-SMALL_PIECE_BYTES = 8 * 1024
-MAX_FAILURE_BYTES = 8 * 1024
-"""Kept of a failure's text: the name of a file, which the kernel ends at 4096 bytes, and words."""
-
-
-@dataclass(slots=True, frozen=True)
-class Hello:
-    """What an outpost says about itself and its sandbox when it starts."""
-
-    variant: str
-    pid: int
-    uid: int
-    shell: str
-    """``bash``, ``sh`` or "" where the image has none."""
-    cwd: str
-    home: str
-    adopts: bool
-    """Orphaned processes become its children, so that none escapes a kill."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -109,132 +80,6 @@ class Loss:
     def is_by_agent(self) -> bool:
         """Something inside wrote frames that the other end would not, or took on the outpost."""
         return self.is_forged or self.bye in ("garbage", "limited")
-
-
-class Waiter:
-    """Receives the replies to one request; ``done`` is set at the last one or at loss."""
-
-    def __init__(self) -> None:
-        self.id = 0
-        self.done = anyio.Event()
-        self.error: SandboxError | None = None
-
-    def received(self, kind: int, payload: bytes) -> None:
-        """Take one reply frame; raises FrameError if it makes no sense here."""
-        raise FrameError(f"unexpected {Kind(kind).name}")
-
-    def lost(self, error: SandboxError) -> None:
-        """The channel is gone."""
-        if not self.done.is_set():
-            self.error = error
-            self.done.set()
-
-    def check(self) -> None:
-        """Raise the loss, if there was one; each caller gets an instance of its own."""
-        if self.error is not None:
-            raise copy.copy(self.error)
-
-
-@dataclass(slots=True, frozen=True)
-class Failure:
-    """Why the outpost did not do what it was asked for.
-
-    Attributes:
-        number: An errno, or the exit code that a shell would have given.
-        text: The reason in words.
-        reason: What kind: ``errno``, ``start`` or ``user``.
-    """
-
-    number: int
-    text: str
-    reason: str
-
-    @classmethod
-    def parse(cls, payload: bytes) -> Failure:
-        """Read the payload of a FAILED frame."""
-        fields = unpack_fields(payload)
-        return cls(
-            number=number_in(fields, "errno", 0),
-            text=to_text(fields.get("text", b"failed")[:MAX_FAILURE_BYTES]),
-            reason=to_text(fields.get("reason", b"")),
-        )
-
-
-def number_in(fields: Mapping[str, bytes], name: str, default: int | None = None) -> int:
-    """Return a number that the peer sent.
-
-    Raises:
-        KeyError: It is not there and has no default.
-        FrameError: It is none, or larger than a log of the run can hold.
-    """
-    value = int(fields[name]) if default is None or name in fields else default
-    if not 0 <= value < 1 << 63:
-        raise FrameError(f"{name} is out of range")
-    return value
-
-
-def add_piece(pieces: MutableSequence[bytes], data: bytes) -> None:
-    """Append data that came; small pieces become one, or the list outgrows what it holds."""
-    if pieces and len(pieces[-1]) + len(data) <= SMALL_PIECE_BYTES:
-        pieces[-1] += data
-    else:
-        pieces.append(data)
-
-
-class Reply(Waiter):
-    """Collects the chunks of one answer, at most ``limit_bytes`` of them.
-
-    Where one frame ends and the next begins means nothing.
-    """
-
-    def __init__(self, limit_bytes: int = 0) -> None:
-        super().__init__()
-        self.chunks: list[bytes] = []
-        self.failure: Failure | None = None
-        self._room = limit_bytes
-
-    def received(self, kind: int, payload: bytes) -> None:
-        """Take one reply frame."""
-        if kind == Kind.CHUNK:
-            self._room -= len(payload)
-            if self._room < 0:
-                raise FrameError("more data than was asked for")
-            add_piece(self.chunks, payload)
-        elif kind in (Kind.DONE, Kind.PONG):
-            self.done.set()
-        elif kind == Kind.FAILED:
-            self.failure = Failure.parse(payload)
-            self.done.set()
-        else:
-            super().received(kind, payload)
-
-
-class _HelloWaiter(Waiter):
-    hello: Hello | None = None
-
-    def received(self, kind: int, payload: bytes) -> None:
-        if kind != Kind.HELLO or self.hello is not None:
-            super().received(kind, payload)
-        self.hello = _parse_hello(payload)
-        self.done.set()
-
-
-def _parse_hello(payload: bytes) -> Hello:
-    fields = unpack_fields(payload)
-    try:
-        if int(fields["version"]) != PROTOCOL_VERSION:
-            raise FrameError(f"the outpost speaks version {fields['version']!r} of the protocol")
-        return Hello(
-            variant=to_text(fields["variant"]),
-            pid=int(fields["pid"]),
-            uid=int(fields["uid"]),
-            shell=to_text(fields["shell"]),
-            cwd=to_text(fields["cwd"]),
-            home=to_text(fields["home"]),
-            adopts=fields["adopts"] == b"1",
-        )
-    except KeyError as error:
-        raise FrameError(f"hello without {error}") from None
 
 
 async def _unexplained(loss: Loss) -> SandboxError:
@@ -268,7 +113,7 @@ class OutpostChannel:
         self._explain = explain
         self._waiters: dict[int, Waiter] = {}
         self._ids = itertools.count(1)
-        self._hello = _HelloWaiter()
+        self._hello = HelloWaiter()
         self._waiters[0] = self._hello
         self._bye = ""
         self._is_forged = False

@@ -12,15 +12,14 @@ from typing import Self
 import anyio
 from anyio.lowlevel import checkpoint
 
-from hermes_rl.backends.outpost.channel import (
-    KILL_WAIT_S,
+from hermes_rl.backends.outpost.answers import (
     SMALL_PIECE_BYTES,
     Failure,
-    OutpostChannel,
     Waiter,
     add_piece,
     number_in,
 )
+from hermes_rl.backends.outpost.channel import KILL_WAIT_S, OutpostChannel
 from hermes_rl.backends.outpost.frames import (
     FrameError,
     Kind,

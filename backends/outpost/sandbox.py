@@ -37,7 +37,8 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
-from hermes_rl.backends.outpost.channel import Hello, Loss, OutpostChannel
+from hermes_rl.backends.outpost.answers import Hello
+from hermes_rl.backends.outpost.channel import Loss, OutpostChannel
 from hermes_rl.backends.outpost.files import list_directory, read_file, write_file
 from hermes_rl.backends.outpost.frames import Kind
 from hermes_rl.backends.outpost.process import Execution, StreamContext, run_to_end

@@ -11,7 +11,8 @@ import anyio
 import pytest
 
 from hermes_rl.backends.outpost import channel as channel_module
-from hermes_rl.backends.outpost.channel import Loss, OutpostChannel, Reply
+from hermes_rl.backends.outpost.answers import Reply
+from hermes_rl.backends.outpost.channel import Loss, OutpostChannel
 from hermes_rl.backends.outpost.frames import (
     MAX_PAYLOAD_BYTES,
     Kind,

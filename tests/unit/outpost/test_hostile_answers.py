@@ -17,7 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hermes_rl.backends.outpost.channel import Loss, OutpostChannel, Reply
+from hermes_rl.backends.outpost.answers import Reply
+from hermes_rl.backends.outpost.channel import Loss, OutpostChannel
 from hermes_rl.backends.outpost.frames import Kind, frame, pack_fields, pack_list
 from hermes_rl.backends.outpost.process import Execution, OutpostProcess
 from hermes_rl.backends.outpost.request import RunRequest
