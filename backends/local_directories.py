@@ -17,15 +17,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from hermes_rl.backends.outpost.leftovers import remove_tree
-from hermes_rl.backends.outpost.sandbox_lock import is_abandoned
+from hermes_rl.backends.outpost.leftovers import remove_locked, remove_tree
+from hermes_rl.backends.outpost.sandbox_lock import LOCK_NAME, is_abandoned
 from hermes_rl.backends.ownership import Owner
 from hermes_rl.errors import BackendUnavailable
 from hermes_rl.sandbox import SandboxRecord
 
-__all__ = ["BackendDirectory", "SandboxDirectory", "list_records", "remove_tree", "sweep"]
-
-LOCK_NAME = "lock"
+__all__ = [
+    "BackendDirectory",
+    "SandboxDirectory",
+    "abandoned",
+    "list_records",
+    "remove_locked",
+    "remove_tree",
+    "sweep",
+]
 
 
 def _base() -> Path:
@@ -129,12 +135,13 @@ class BackendDirectory:
 
 def sweep() -> list[str]:
     """Remove the directories of instances that live no more; return their paths. Blocking."""
-    removed = []
-    for path in _base().iterdir():
-        if path.is_dir() and not path.is_symlink() and is_abandoned(str(path)):
-            remove_tree(path)
-            removed.append(str(path))
-    return removed
+    return [str(path) for path in abandoned() if remove_locked(str(path))]
+
+
+def abandoned() -> list[Path]:
+    """List the directories of instances that live no more. Blocking."""
+    directories = [path for path in _base().iterdir() if path.is_dir() and not path.is_symlink()]
+    return [path for path in directories if is_abandoned(str(path))]
 
 
 def list_records() -> list[SandboxRecord]:

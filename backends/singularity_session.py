@@ -12,13 +12,14 @@ import os
 import subprocess
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import anyio
 import anyio.to_thread
 
-from hermes_rl.backends.local_directories import SandboxDirectory
+from hermes_rl.backends.local_directories import SandboxDirectory, abandoned, remove_locked
 from hermes_rl.backends.local_sandbox import LocalSandbox
 from hermes_rl.backends.local_session import LocalSession
 from hermes_rl.backends.outpost.start import outpost_options
@@ -195,10 +196,11 @@ class SingularitySession(LocalSession):
         )
 
     async def _remove_abandoned(self) -> list[str]:
-        removed = await super()._remove_abandoned()
-        for path in removed:
-            await self._scrub(Path(path))
-        return removed
+        doomed = await self._in_thread(abandoned)
+        for path in doomed:
+            if not await self._in_thread(partial(remove_locked, str(path))):
+                await self._scrub(path)
+        return await self._in_thread(lambda: [str(path) for path in doomed if not path.exists()])
 
     async def _scrub(self, top: Path) -> None:
         """Remove what belongs to users that exist inside only: by root of a container.

@@ -13,6 +13,7 @@ from typing import Any
 
 from hermes_rl.backends.outpost.outpost import send_signal
 from hermes_rl.backends.outpost.sandbox_lock import (
+    LOCK_NAME,
     is_abandoned,
     is_older,
     read_record,
@@ -40,6 +41,26 @@ def remove_tree(top: str | os.PathLike[str]) -> None:
             for name in names:
                 open_to_us(os.path.join(directory, name))
     shutil.rmtree(top, ignore_errors=True)
+
+
+def remove_locked(top: str) -> bool:
+    """Remove a sandbox's directory, its lock at last; tell whether it is gone.
+
+    Where something stays, as what a process adds meanwhile, so does the lock: without one the
+    directory would look like one that is being made.
+    """
+    open_to_us(top)
+    with contextlib.suppress(OSError):  # what is left is looked at below
+        for name in set(os.listdir(top)) - {LOCK_NAME}:
+            path = os.path.join(top, name)
+            if os.path.isdir(path) and not os.path.islink(path):
+                remove_tree(path)
+            else:
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
+        if set(os.listdir(top)) <= {LOCK_NAME}:
+            remove_tree(top)
+    return not os.path.lexists(top)
 
 
 def open_to_us(directory: str | os.PathLike[str]) -> None:
@@ -87,8 +108,7 @@ def remove(plan: dict[str, Any]) -> bool:
     """Kill and remove one sandbox."""
     top = plan["top"]
     kill_again_and_again(lambda: processes_of(top))
-    remove_tree(top)
-    return not os.path.lexists(top)
+    return remove_locked(top)
 
 
 def sandboxes(base: str) -> Iterator[str]:

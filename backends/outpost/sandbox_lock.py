@@ -13,6 +13,7 @@ import os
 import time
 from typing import Any
 
+LOCK_NAME = "lock"
 RECORD_BYTES = 4096
 """Taken at once, so that a disk that is full later has room for more pids."""
 YOUNG_S = 60.0
@@ -35,7 +36,7 @@ def make_lock(top: str, labels: dict[str, str]) -> int:
     lock = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     write_record(lock, labels, os.getpid())
-    os.rename(unnamed, os.path.join(top, "lock"))
+    os.rename(unnamed, os.path.join(top, LOCK_NAME))
     return lock
 
 
@@ -50,7 +51,7 @@ def write_record(lock: int, labels: dict[str, str], *pids: int) -> None:
 def read_record(top: str) -> dict[str, Any]:
     """Return what the lock says, an empty record if nothing."""
     try:
-        with open(os.path.join(top, "lock"), encoding="utf-8") as stream:
+        with open(os.path.join(top, LOCK_NAME), encoding="utf-8") as stream:
             record: dict[str, Any] = json.load(stream)
             return record
     except (OSError, ValueError):
@@ -60,7 +61,7 @@ def read_record(top: str) -> dict[str, Any]:
 def is_abandoned(top: str) -> bool:
     """Tell whether nobody keeps a sandbox."""
     try:
-        lock = os.open(os.path.join(top, "lock"), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        lock = os.open(os.path.join(top, LOCK_NAME), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
         return is_older(top, YOUNG_S)
     except OSError:

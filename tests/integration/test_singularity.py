@@ -344,7 +344,7 @@ def _sandboxes(action: str, cwd: Path) -> str:
     return done.stdout
 
 
-async def test_what_only_a_container_can_remove_is_removed_and_told(
+async def test_what_only_a_container_can_remove_is_left_to_one_and_told_when_it_is_gone(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
@@ -362,7 +362,7 @@ async def test_what_only_a_container_can_remove_is_removed_and_told(
         )
     )
     assert done.returncode == 0, done.stderr
-    assert str(dead) in done.stdout.splitlines()
+    assert done.stdout == "singularity: removed 0\n"  # our stand-in has no root of its own either
     scrubs = [call["argv"] for call in world.calls("exec") if "--remove=/mnt/dead" in call["argv"]]
     assert f"{dead.parent}:/mnt" in scrubs[0]
 

@@ -19,8 +19,11 @@ from hermes_rl.backends.local_directories import (
     remove_tree,
     sweep,
 )
+from hermes_rl.backends.outpost.leftovers import remove_locked
+from hermes_rl.backends.outpost.sandbox_lock import is_abandoned
 from hermes_rl.errors import BackendUnavailable
 from hermes_rl.sandbox import BackendSettings
+from tests.integration.bubblewrap_here import require_bubblewrap
 
 STRANGER = 65_534
 PROGRAM = """
@@ -118,3 +121,19 @@ def test_a_directory_whose_lock_could_not_be_written_is_removed(
     (base,) = tmp_path.iterdir()
     assert not list(base.iterdir())
     assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_what_cannot_be_removed_yet_is_still_found_by_the_next_sweep(place: Path) -> None:
+    top = place / "top"
+    (top / "sandbox" / "home").mkdir(parents=True)
+    (top / "lock").write_text("")
+    code = "import sys; from hermes_rl.backends.outpost.leftovers import remove_locked as remove\n"
+    code += "print(remove(sys.argv[1]))"
+    words = ["bwrap", "--unshare-user-try", "--dev-bind", "/", "/"]
+    words += ["--tmpfs", str(top / "sandbox" / "home"), sys.executable, "-c", code, str(top)]
+    require_bubblewrap()
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.stdout, done.stderr) == ("False\n", "")  # a mount point stays
+    assert is_abandoned(str(top))
+    assert remove_locked(str(top))
+    assert not top.exists()
