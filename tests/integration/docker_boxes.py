@@ -46,14 +46,12 @@ def remove_volume(name: str, *, limit_s: float = 60.0) -> None:
     """
     deadline_s = time.monotonic() + limit_s
     while True:
-        try:
-            docker("volume", "rm", name)
-        except subprocess.CalledProcessError as error:
-            if "volume is in use" not in error.stderr or time.monotonic() > deadline_s:
-                raise
-            time.sleep(0.2)
-        else:
+        command = ["docker", "volume", "rm", "--force", name]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        if done.returncode == 0:
             return
+        assert time.monotonic() < deadline_s, done.stderr
+        time.sleep(0.2)
 
 
 def containers_of(run_id: str) -> dict[str, str]:
