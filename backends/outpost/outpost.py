@@ -1505,7 +1505,8 @@ class Outpost:
             return 0.0
         if not self.timers:
             return FOREVER_S
-        return max(0.0, self.timers[0].when - time.monotonic())
+        # Not at once for as long as a lease may be: the kernel counts milliseconds in an int.
+        return min(FOREVER_S, max(0.0, self.timers[0].when - time.monotonic()))
 
     def hello(self) -> None:
         home = self.user.home if self.user else self.base_env.get(b"HOME", b"/")

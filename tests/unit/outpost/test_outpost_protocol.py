@@ -17,6 +17,7 @@ import pytest
 
 from hermes_rl.backends.outpost import frames, outpost
 from hermes_rl.backends.outpost.frames import HEADER, MAX_PAYLOAD_BYTES, Kind, frame, pack_fields
+from hermes_rl.bounds import LONGEST_S
 from tests.conftest import require
 from tests.unit.outpost.outpost_wire import SOURCE, Wire, lives, wait_dead
 
@@ -159,6 +160,11 @@ def test_an_engine_that_is_gone_before_the_first_word_ends_it() -> None:
     command = [sys.executable, "-ISc", SOURCE]
     with theirs, subprocess.Popen(command, stdin=theirs, stdout=theirs) as process:
         assert process.wait(10) == 0
+
+
+def test_the_longest_lease_and_deadline_that_can_be_set_are_waited_for() -> None:
+    with Wire(f"--lease-s={LONGEST_S}") as wire:
+        assert wire.text("sleep 0.1; echo hi", timeout_ms=LONGEST_S * 1000) == "hi\n"
 
 
 def test_lease_ends_it() -> None:
