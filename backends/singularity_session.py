@@ -217,7 +217,7 @@ class SingularitySession(LocalSession):
                 # At the end of its input, which is at once, the outpost removes what it is told.
                 subprocess.run(
                     self._scrubber(top, image),
-                    stdin=subprocess.DEVNULL,
+                    input=b"",  # a pipe: the null device cannot be waited for
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
                     check=False,

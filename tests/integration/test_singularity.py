@@ -367,6 +367,14 @@ async def test_what_only_a_container_can_remove_is_left_to_one_and_told_when_it_
     assert f"{dead.parent}:/mnt" in scrubs[0]
 
 
+async def test_a_container_removes_what_it_is_given(world: World, tmp_path: Path) -> None:
+    (tmp_path / "left" / "overlay").mkdir(parents=True)
+    (tmp_path / "left" / "overlay" / "file").write_text("another user's")
+    async with create_backend(settings(world, image=str(world.image))) as backend:
+        await backend._connected()._scrub(tmp_path / "left")
+    assert list(tmp_path.glob("left*")) == []
+
+
 @pytest.mark.parametrize("trouble", ["no program", "refused"])
 async def test_a_removal_that_fails_is_told_and_leaves_no_log(
     world: World, caplog: pytest.LogCaptureFixture, trouble: str
