@@ -7,7 +7,6 @@ whatever pid namespace, so a directory whose lock can be taken belongs to nobody
 
 from __future__ import annotations
 
-import fcntl
 import os
 import stat
 import tempfile
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Self
 
 from hermes_rl.backends.outpost.leftovers import remove_locked, remove_tree
-from hermes_rl.backends.outpost.sandbox_lock import LOCK_NAME, is_abandoned
+from hermes_rl.backends.outpost.sandbox_lock import LOCK_NAME, is_abandoned, take_lock
 from hermes_rl.backends.ownership import Owner
 from hermes_rl.errors import BackendUnavailable
 from hermes_rl.sandbox import SandboxRecord
@@ -109,12 +108,8 @@ class BackendDirectory:
         with _needing_tmpdir(), ExitStack() as undo:
             path = Path(tempfile.mkdtemp(dir=base, prefix=""))
             undo.callback(remove_tree, path)
-            unnamed = path / "lock.new"
-            lock = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            undo.callback(os.close, lock)
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.write(lock, f"{run_id}\n{Owner.current()}\n".encode())
-            unnamed.rename(path / LOCK_NAME)  # held before any sweep can see it
+            record = f"{run_id}\n{Owner.current()}\n".encode()
+            lock = take_lock(str(path), lambda lock: os.write(lock, record))
             undo.pop_all()
         return cls(path, lock)
 

@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 import time
+from collections.abc import Callable
 from typing import Any
 
 LOCK_NAME = "lock"
@@ -30,14 +31,26 @@ def start_time(pid: int) -> str:
     return "" if fields[0] in (b"Z", b"X") else fields[19].decode()
 
 
-def make_lock(top: str, labels: dict[str, str]) -> int:
-    """Lock a new sandbox's directory; the file appears when the lock is held."""
+def take_lock(top: str, write: Callable[[int], object] = lambda lock: None) -> int:
+    """Lock a new directory, as long as the returned descriptor is open and its process lives.
+
+    The file appears when the lock is held and ``write`` has written what it is to say.
+    """
     unnamed = os.path.join(top, "lock.new")
     lock = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    write_record(lock, labels, os.getpid())
-    os.rename(unnamed, os.path.join(top, LOCK_NAME))
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        write(lock)
+        os.rename(unnamed, os.path.join(top, LOCK_NAME))
+    except BaseException:
+        os.close(lock)
+        raise
     return lock
+
+
+def make_lock(top: str, labels: dict[str, str]) -> int:
+    """Lock a new sandbox's directory, in our name."""
+    return take_lock(top, lambda lock: write_record(lock, labels, os.getpid()))
 
 
 def write_record(lock: int, labels: dict[str, str], *pids: int) -> None:

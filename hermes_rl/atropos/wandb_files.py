@@ -8,22 +8,21 @@ process, and the next one removes what nobody holds.
 from __future__ import annotations
 
 import atexit
-import fcntl
 import os
 import shutil
+import stat
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from hermes_rl.backends.outpost.leftovers import remove_locked
+from hermes_rl.backends.outpost.sandbox_lock import is_abandoned, take_lock
+
 __all__ = ["PREFIX", "wandb_files_together"]
 
 PREFIX = "hermes_rl-wandb-"
-LOCK = "lock"
-_YOUNG_S = 60.0
-"""Between making a directory and locking it."""
 
 
 @contextmanager
@@ -45,34 +44,25 @@ def _own_directory() -> Path | None:
     root = Path(tempfile.gettempdir())
     try:
         for path in root.glob(f"{PREFIX}*"):
-            _remove_abandoned(path)
+            if _is_ours(path) and is_abandoned(str(path)):
+                remove_locked(str(path))
         place = Path(tempfile.mkdtemp(prefix=PREFIX, dir=root))
-        lock = os.open(place / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # held as long as the process lives
+        take_lock(str(place))  # held as long as the process lives
     except OSError:
         return None
     atexit.register(_remove_own, place, os.getpid())
     return place
 
 
+def _is_ours(path: Path) -> bool:
+    """Tell whether it is a directory of this user; another process may have removed it."""
+    try:
+        status = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+
+
 def _remove_own(place: Path, pid: int) -> None:
     if os.getpid() == pid:  # no fork of it
         shutil.rmtree(place, ignore_errors=True)
-
-
-def _remove_abandoned(path: Path) -> None:
-    """Remove a directory of this user whose process has ended."""
-    try:
-        status = path.lstat()
-        if status.st_uid != os.getuid() or time.time() - status.st_mtime < _YOUNG_S:
-            return
-        lock = os.open(path / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    except OSError:
-        return
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(path, ignore_errors=True)
-    except OSError:
-        return  # Its process lives.
-    finally:
-        os.close(lock)
