@@ -1,8 +1,9 @@
-"""The lock of a sandbox on an ssh host: who keeps it, and since when; stdlib only, >= 3.8.
+"""The lock of a directory: who keeps it, and since when; stdlib only, >= 3.8.
 
-A sandbox is a directory with a file ``lock`` that its guard holds locked (flock) and that says
-whose it is. The kernel drops the lock with the process, however it died, so a directory whose
-lock can be taken belongs to nobody: no clock, no pid, no engine need be asked.
+A sandbox on an ssh host is a directory with a file ``lock`` that its guard holds locked (flock) and
+that says whose it is; a local backend's directory is locked like that by its engine. The kernel
+drops the lock with the process, however it died, so a directory whose lock can be taken belongs to
+nobody: no clock, no pid, no engine need be asked.
 """
 
 from __future__ import annotations
